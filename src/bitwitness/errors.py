@@ -1,0 +1,89 @@
+"""The whole exception tree on one page.
+
+It lives below everything else because every layer raises from it, and because a reader who catches one of these wants
+to see at a glance what else there is to catch.
+
+BitwitnessError
+  ConfigurationError (ValueError)   the caller asked for something that cannot be: nothing has started
+    PolicyError                     a setting of Policy
+    WorkloadError                   the model, the loss function or the batch cannot be witnessed as it is
+  CorruptionDetected                numbers were wrong: carries the verdict and the path of the incident
+  GuardFailure                      the guard itself failed; says nothing about the numbers
+    CheckFailed                     a check raised on some rank
+    RankLost                        ranks did not take part in a collective within the time-out
+  RunFilesError                     a file of a run cannot be read or written
+  MissingExtra                      a part of bitwitness that is not installed
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitwitness.evidence import Verdict
+
+
+class BitwitnessError(Exception):
+    """Every error that bitwitness raises on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigurationError(BitwitnessError, ValueError):
+    """Something was asked for that cannot be done. Raised before any work starts or any file is written."""
+
+    exit_code = 2
+
+
+class PolicyError(ConfigurationError):
+    """A setting of `Policy` has an impossible value; the message names the setting, the value and what is allowed."""
+
+
+class WorkloadError(ConfigurationError):
+    """The model, the loss function or the batch cannot be witnessed as it is; the message says what would make it."""
+
+
+class CorruptionDetected(BitwitnessError):
+    """Wrong numbers were found. Raised on every rank at the same step, before the update where the check runs before it.
+
+    `verdict` says who, how sure and of what kind; `incident_path` is the directory of the incident on disk, written
+    durably before any rank raised (None only where the disk refused, which the message then says).
+    """
+
+    def __init__(self, verdict: Verdict, incident_path: Path | None, note: str = "") -> None:
+        self.verdict = verdict
+        self.incident_path = incident_path
+        where = f"incident: {incident_path}" if incident_path is not None else "the incident could not be written"
+        super().__init__(" ".join(part for part in (f"{verdict.headline()}.", verdict.reason, note, f"[{where}]") if part))
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """160: attributed, retry elsewhere. 3: unattributed, a person must look (DESIGN section 5)."""
+        return 160 if self.verdict.status == "attributed" else 3
+
+
+class GuardFailure(BitwitnessError):
+    """The guard itself failed. Distinct from corruption: nothing is said about the numbers of the job."""
+
+    exit_code = 4
+
+
+class CheckFailed(GuardFailure):
+    """A check raised on some rank; every rank raises this with the rank, the check and the original error."""
+
+
+class RankLost(GuardFailure):
+    """A collective of the guard did not complete; names the ranks that did not take part, with their last heartbeat."""
+
+
+class RunFilesError(BitwitnessError):
+    """A file of a run cannot be read or written; names the file and what to do."""
+
+    exit_code = 2
+
+
+class MissingExtra(BitwitnessError):
+    """A part of bitwitness needs an extra that is not installed; the message is the install line."""
+
+    exit_code = 2
