@@ -1,0 +1,160 @@
+"""Every setting of the guard, validated once.
+
+Settings are plain data that is agreed on by all ranks before the first step, so they live apart from what they steer.
+In code they are arguments of `Policy`; a TOML file or `BITWITNESS_*` variables fill in only what the code leaves open,
+so that no environment silently overrides a program.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bitwitness.errors import PolicyError
+
+AuditLevel = Literal["auto", "gradients", "loss", "off"]
+OnDetection = Literal["raise", "record"]
+
+_AUDITS: tuple[AuditLevel, ...] = ("auto", "gradients", "loss", "off")
+_ON_DETECTION: tuple[OnDetection, ...] = ("raise", "record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How often to check, what to compare, and what to do on a hit. An interval N is due when `(step + 1) % N == 0`.
+
+    Attributes:
+        audit: what a replay compares: every parameter's local gradient and the loss (`"gradients"`), the loss
+            (`"loss"`), nothing (`"off"`), or the strongest of these that the workload repeats bit for bit (`"auto"`).
+        audit_every: steps between replays.
+        check_every: steps between comparisons of the replicas.
+        checkpoint_every: steps between the saves of the job, if known: the step before a save is always audited. 0: unknown.
+        deterministic_audits: run audited steps, original and replay, under deterministic algorithms. This is the one
+            setting that may change the bits of what is trained.
+        on_detection: `"raise"` `CorruptionDetected` on every rank, or `"record"` the incident and go on (shadow mode).
+        replica_buffers: compare buffers across replicas as well; only right where the job keeps them equal.
+        timeout: seconds after which a collective of the guard ends with an error that names the missing ranks.
+
+    Raises:
+        PolicyError: a value is impossible; names the setting.
+    """
+
+    audit: AuditLevel = "auto"
+    audit_every: int = 100
+    check_every: int = 10
+    checkpoint_every: int = 0
+    deterministic_audits: bool = False
+    on_detection: OnDetection = "raise"
+    replica_buffers: bool = False
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        _check_choice("audit", self.audit, _AUDITS)
+        _check_choice("on_detection", self.on_detection, _ON_DETECTION)
+        for name, least in (("audit_every", 1), ("check_every", 1), ("checkpoint_every", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise PolicyError(f"Policy({name}={value!r}): must be a whole number of steps, at least {least}")
+        for name in ("deterministic_audits", "replica_buffers"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"Policy({name}={getattr(self, name)!r}): must be True or False")
+        timeout = self.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 1 <= timeout <= 86_400:
+            raise PolicyError(f"Policy(timeout={timeout!r}): must be seconds between 1 and 86400")
+
+    @classmethod
+    def every_step(cls, **settings: Any) -> Policy:
+        """Check everything at every step: the setting for campaigns and for suspicion."""
+        return cls(**{"audit_every": 1, "check_every": 1, **settings})
+
+    @classmethod
+    def load(
+        cls, file: str | Path | None = None, environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> Policy:
+        """A policy from `settings`, else from the TOML `file`, else from `BITWITNESS_*` variables, else the defaults.
+
+        In the file the settings stand at the top level or in a table `[policy]`; the variables are named after the
+        settings, e.g. `BITWITNESS_AUDIT_EVERY=50`.
+
+        Raises:
+            PolicyError: an unknown setting, an unreadable file or an impossible value; names where it came from.
+        """
+        chosen = _from_environment(os.environ if environment is None else environment)
+        if file is not None:
+            chosen |= _from_file(Path(file))
+        _check_known(settings, "Policy.load()")
+        return cls(**(chosen | settings))
+
+    def due(self, every: int, step: int) -> bool:
+        """Whether a check with this interval is due at `step` (from 0)."""
+        return (step + 1) % every == 0
+
+    def audit_due(self, step: int) -> bool:
+        """Whether a replay is due at `step`: a pure function, so that every rank knows it before the forward."""
+        if self.audit == "off":
+            return False
+        before_save = self.checkpoint_every > 0 and self.due(self.checkpoint_every, step)
+        return before_save or self.due(self.audit_every, step)
+
+    def replicas_due(self, step: int) -> bool:
+        """Whether the replicas are compared after the update of `step`."""
+        before_save = self.checkpoint_every > 0 and self.due(self.checkpoint_every, step)
+        return before_save or self.due(self.check_every, step)
+
+    def replace(self, **settings: Any) -> Policy:
+        """A copy with some settings changed."""
+        return replace(self, **settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values, every setting present."""
+        return asdict(self)
+
+
+_TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(Policy)}
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(f'"{choice}"' for choice in allowed)
+        raise PolicyError(f"Policy({name}={value!r}): must be one of {choices}")
+
+
+def _check_known(settings: Mapping[str, Any], where: str) -> None:
+    unknown = sorted(set(settings) - set(_TYPES))
+    if unknown:
+        raise PolicyError(f"{where}: no such setting: {', '.join(unknown)}; settings are {', '.join(_TYPES)}")
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PolicyError(f"policy file {file} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(f"policy file {file} is not TOML: {error}") from error
+    table = content.get("policy", content)
+    if not isinstance(table, dict):
+        raise PolicyError(f"policy file {file}: [policy] must be a table")
+    _check_known(table, f"policy file {file}")
+    return table
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        text = environment.get(f"BITWITNESS_{name.upper()}")
+        if text is None:
+            continue
+        try:
+            chosen[name] = _BOOLEANS[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError) as error:
+            what = "true or false" if kind is bool else f"a {kind.__name__}"
+            raise PolicyError(f"BITWITNESS_{name.upper()}={text!r}: must be {what}") from error
+    return chosen
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
