@@ -273,4 +273,4 @@ class _reported:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             reason = error.strerror or error
-            raise RunFilesError(f"{self._path} could not be {self._what}: {reason}; nothing was lost") from error
+            raise RunFilesError(f"{self._path} could not be {self._what}: {reason}") from error

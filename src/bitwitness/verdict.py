@@ -75,8 +75,8 @@ def _verdict(findings: Sequence[_Finding], topology: Topology, history: History,
     """Put the findings together: everybody named by any of them is named, since each stands on its own evidence."""
     named: dict[int, Persistence] = {}
     for finding in findings:
-        for rank, persistence in finding.named.items():
-            named[rank] = _worse(named.get(rank, persistence), persistence)
+        for rank, found in finding.named.items():
+            named[rank] = _worse(named.get(rank, found), found)
     # A finding that names somebody comes first: its kind and its check are the verdict's.
     ordered = sorted(findings, key=lambda finding: not finding.named)
     first = ordered[0]
@@ -90,7 +90,7 @@ def _verdict(findings: Sequence[_Finding], topology: Topology, history: History,
         shown += f"; several ranks of {', '.join(crowded)} are named: suspect the node, not only its devices"
     persistence: Persistence = "unknown"
     for value in named.values():
-        persistence = value if persistence == "unknown" else _worse(persistence, value)
+        persistence = _worse(persistence, value)
     return Verdict(
         status="attributed" if ranks else "unattributed",
         step=step,
