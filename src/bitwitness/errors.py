@@ -18,7 +18,7 @@ BitwitnessError
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bitwitness.evidence import Verdict
@@ -48,14 +48,21 @@ class CorruptionDetected(BitwitnessError):
     """Wrong numbers were found. Raised on every rank at the same step, before the update where the check runs before it.
 
     `verdict` says who, how sure and of what kind; `incident_path` is the directory of the incident on disk, written
-    durably before any rank raised (None only where the disk refused, which the message then says).
+    durably before any rank raised (None only where the disk refused, which the message then says). `note` is what was
+    done about it, if anything.
     """
 
     def __init__(self, verdict: Verdict, incident_path: Path | None, note: str = "") -> None:
         self.verdict = verdict
         self.incident_path = incident_path
+        self.note = note
         where = f"incident: {incident_path}" if incident_path is not None else "the incident could not be written"
-        super().__init__(" ".join(part for part in (f"{verdict.headline()}.", verdict.reason, note, f"[{where}]") if part))
+        said = ". ".join(part.strip().removesuffix(".") for part in (verdict.headline(), verdict.reason, note) if part)
+        super().__init__(f"{said}. [{where}]")
+
+    def __reduce__(self) -> tuple[type[CorruptionDetected], tuple[Verdict, Path | None, str], dict[str, Any]]:
+        """Exceptions are pickled by their message unless they say otherwise; process pools pickle them."""
+        return type(self), (self.verdict, self.incident_path, self.note), self.__dict__
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]

@@ -52,7 +52,7 @@ class Observation:
     owner: int | None = None
     micro: int | None = None
     error: str = ""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -86,6 +86,9 @@ class Verdict:
         reason: one sentence that a person can act on.
         window: (last step at which this check passed, step of detection]; -1 means it never passed.
         check: the check that saw it.
+
+    Raises:
+        ValueError: the fields contradict each other.
     """
 
     status: Status
@@ -102,9 +105,13 @@ class Verdict:
     check: CheckName | None = None
 
     def __post_init__(self) -> None:
-        assert self.status in get_args(Status)
-        assert (self.status == "attributed") == bool(self.ranks), "exactly an attributed verdict names ranks"
-        assert (self.status == "clean") == (self.kind is None)
+        for value, allowed in ((self.status, Status), (self.persistence, Persistence)):
+            if value not in get_args(allowed):
+                raise ValueError(f"{value!r} is none of {', '.join(get_args(allowed))}")
+        if (self.status == "attributed") != bool(self.ranks):
+            raise ValueError(f"a verdict names ranks exactly if it is attributed, got {self.status} and {self.ranks}")
+        if (self.status == "clean") != (self.kind is None):
+            raise ValueError(f"a verdict has a kind exactly if it is not clean, got {self.status} and {self.kind}")
 
     def headline(self) -> str:
         """One line: what, when, who."""
@@ -115,7 +122,7 @@ class Verdict:
         ranks = ", ".join(map(str, self.ranks))
         return (
             f"step {self.step}: {self.persistence} {self.kind} corruption on rank{'s' * (len(self.ranks) > 1)} {ranks} "
-            f"(node {', '.join(self.nodes)})"
+            f"(node{'s' * (len(self.nodes) > 1)} {', '.join(self.nodes)})"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +134,8 @@ class Verdict:
         """The inverse of `to_json`; unknown keys are ignored."""
         known = {name.name: record[name.name] for name in fields(cls) if name.name in record}
         for name in ("ranks", "nodes", "devices", "candidates", "persistences", "window"):
-            known[name] = tuple(known.get(name, ()))
+            if name in known:
+                known[name] = tuple(known[name])
         return cls(**known)
 
 
@@ -148,7 +156,7 @@ class LedgerEntry:
     last: int
     outcome: Literal["passed", "failed", "unverified"]
     reason: str = ""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values without the empty fields."""

@@ -4,8 +4,9 @@ Blame is the one thing this library must never get wrong, so everything that can
 plain data that is equal on every rank, and can be tested over every combination of faults. The rules are those of
 DESIGN section 3 ("Attribution"); the comments give their numbers.
 
-What no vote can solve: the *same* wrong bits produced on two different nodes outvote a correct third. Independent
-devices that are wrong in their own ways never agree, so this takes one common cause, and it is stated in the docs.
+What no vote can solve: the *same* wrong bits produced on two different nodes outvote a correct third, unless another
+micro-batch of the same step exposes them. Independent devices that are wrong in their own ways never agree, so this
+takes one common cause, and it is stated in the docs.
 
 Sources: replay by another node, a third node on disagreement and "a suspect must not judge itself" follow the published
 description of silent-data-corruption checks for data-parallel training on SageMaker HyperPod (AWS, 2026); a majority of
@@ -15,7 +16,7 @@ replicas is not proof of a correct reduction because ring all-reduce forwards a 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bitwitness.evidence import NONFINITE, CheckName, Kind, Observation, Persistence, Verdict
@@ -56,19 +57,30 @@ def decide(observations: Sequence[Observation], topology: Topology, history: His
     """The verdict that follows from all observations of one step, the same on every rank that has the same data.
 
     Args:
-        observations: everything that was seen, in any order.
+        observations: everything that was seen, in any order. Values are compared within one step only.
         topology: the placement of the ranks.
         history: what was known before.
         step: the step of detection.
     """
-    findings = [
-        *_judge_replays(observations, topology),
-        *_judge_numerics(observations, topology, history),
-        *_judge_replicas(observations, topology, history),
-    ]
+    by_step: dict[int, list[Observation]] = defaultdict(list)
+    for seen in sorted(observations, key=_order):
+        by_step[seen.step].append(seen)
+    findings: list[_Finding] = []
+    for of_step in by_step.values():
+        numerics = _judge_numerics(of_step, topology, history)
+        findings += _judge_replays(of_step, topology)
+        findings += numerics
+        findings += _judge_replicas(of_step, topology, history, reductions_agreed=not numerics)
     if not findings:
         return Verdict("clean", step)
     return _verdict(findings, topology, history, step)
+
+
+def _order(seen: Observation) -> tuple[object, ...]:
+    """Any order will do, as long as it depends on nothing but what was seen."""
+    where = (seen.step, seen.check, -1 if seen.owner is None else seen.owner, -1 if seen.micro is None else seen.micro)
+    detail = repr(sorted(seen.detail.items(), key=repr)) if seen.detail else ""
+    return (*where, seen.rank, seen.place, seen.value, seen.repeats, seen.error, detail)
 
 
 def _verdict(findings: Sequence[_Finding], topology: Topology, history: History, step: int) -> Verdict:
@@ -115,102 +127,217 @@ def _worse(one: Persistence, other: Persistence) -> Persistence:
 # Replays and rebuilt inputs: rules 1, 4 and 6 ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one rank computed for one micro-batch: the run that counted, and its repeats."""
+
+    first: str
+    repeats: tuple[str, ...]
+
+    @property
+    def values(self) -> frozenset[str]:
+        return frozenset((self.first, *self.repeats)) - {""}
+
+    @property
+    def backs(self) -> str | None:
+        """The finite value that this rank produced in every one of several runs, else None."""
+        runs = len(self.repeats) + bool(self.first)
+        return next(iter(self.values)) if runs > 1 and len(self.values) == 1 and NONFINITE not in self.values else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One micro-batch whose results are not all one finite value: the owner's run and those of its witnesses.
+
+    `work` holds who can be blamed or believed. `seen` also holds what ranks produced before they failed: it shows that
+    there is a disagreement, and blames and backs nobody.
+    """
+
+    check: CheckName
+    owner: int
+    micro: int | None
+    is_input: bool
+    work: Mapping[int, _Work]
+    seen: Mapping[int, frozenset[str]]
+    reference: str | None
+
+    def differs_without(self, ranks: Collection[int]) -> bool:
+        """Whether a disagreement is left when some ranks are taken out."""
+        return len(frozenset[str]().union(*(values for rank, values in self.seen.items() if rank not in ranks))) > 1
+
+    def accused(self) -> list[int]:
+        """The ranks that differ from the reference in some run."""
+        return [] if self.reference is None else [r for r, own in self.work.items() if own.values != {self.reference}]
+
+
 def _judge_replays(observations: Sequence[Observation], topology: Topology) -> list[_Finding]:
     groups: dict[tuple[str, int, int], list[Observation]] = defaultdict(list)
     for seen in observations:
         if seen.check in ("replay", "input") and seen.owner is not None:
             groups[seen.check, seen.owner, -1 if seen.micro is None else seen.micro].append(seen)
-    findings = [_judge_runs(group, topology) for _, group in sorted(groups.items())]
-    return [finding for finding in findings if finding is not None]
+    every = [case for _, group in sorted(groups.items()) if (case := _case(group, topology)) is not None]
+    cases = [case for case in every if case.differs_without(())]
+    findings = [_nonfinite_everywhere(case) for case in every if not case.differs_without(())]
+    restless = {rank for case in cases for rank, own in case.work.items() if len(set(own.repeats)) > 1}
+    if len(topology.nodes_of(restless)) > 1:
+        return [_not_deterministic(cases, restless), *findings]
+    blame = _blame(cases, topology)
+    named = {rank for rank, _ in blame}
+    unsteady = {rank for case in cases for rank, own in case.work.items() if len(own.values) > 1}
+    for (rank, _), against in blame.items():
+        alone = not set(topology.nodes_of(unsteady)) - {topology.node_of(rank)}
+        findings.append(_name(rank, against, alone, topology))
+    return findings + [_nobody(case, topology) for case in cases if case.differs_without(named)]
 
 
-def _judge_runs(group: Sequence[Observation], topology: Topology) -> _Finding | None:
-    """Judge all runs of one rank's micro-batch: the owner's original, its witnesses' replays, everybody's repeats."""
-    runs = {seen.rank: seen.runs for seen in group if seen.runs and not seen.error}
-    values = {value for of_rank in runs.values() for value in of_rank}
-    nonfinite_everywhere = values == {NONFINITE}
-    if not values or (len(values) == 1 and not nonfinite_everywhere):
+def _case(group: Sequence[Observation], topology: Topology) -> _Case | None:
+    """Put one micro-batch's observations together; None where all of them are one finite value, or there is none."""
+    seen: dict[int, set[str]] = defaultdict(set)
+    parts: dict[int, dict[tuple[str, ...], Observation]] = defaultdict(dict)  # what arrives twice counts once
+    for one in group:
+        if one.runs:
+            seen[one.rank].update(one.runs)
+            if not one.error:
+                parts[one.rank][(one.value, *one.repeats)] = one
+    values = set().union(*seen.values())
+    if not values or (len(values) == 1 and NONFINITE not in values):
         return None
+    work: dict[int, _Work] = {}
+    for rank, several in sorted(parts.items()):
+        first, *others = several.values()
+        work[rank] = _Work(first.value, (*first.repeats, *(value for other in others for value in other.runs)))
     check, owner = group[0].check, group[0].owner
     assert owner is not None
-    if any(seen.place == "original" and seen.value == NONFINITE for seen in group):
+    if any(one.check == "replay" and one.place == "original" and one.value == NONFINITE for one in group):
         check = "numerics"  # the replay was forced by it, and only says whose it is
-    what = f"the {'input' if check == 'input' else 'result'} of {_micro(group[0])} of rank {owner}"
-    kind: Kind = "input" if check == "input" else "compute"
-    if nonfinite_everywhere:  # rule 0
-        if len(runs) == 1:
-            reason = f"{what} is non-finite on rank {owner}, and no other rank could replay it"
-            return _Finding(check, "numeric", reason, candidates=tuple(runs))
-        return _Finding(
-            check,
-            "software",
-            f"{what} is non-finite wherever it was run (ranks {_ranks(runs)}): software or data, not a device; the "
-            "micro-batch was saved for reproduction",
-            candidates=(owner,),
-        )
-    reference = _reference(runs, topology)
-    if reference is None:
-        return _nobody(check, kind, what, runs, topology)
-    named: dict[int, Persistence] = {}
-    for rank, of_rank in runs.items():
-        supporters = {other for other in runs if set(runs[other]) == {reference}}
-        nodes = {topology.node_of(other) for other in supporters} - {topology.node_of(rank)}
-        if set(of_rank) != {reference} and len(nodes) >= 2:
-            repeats = of_rank[1:]
-            named[rank] = "transient" if repeats and set(repeats) == {reference} else "persistent"
-            if NONFINITE in of_rank and kind == "compute":
-                kind = "numeric"
-    if not named:
-        return _nobody(check, kind, what, runs, topology)
-    wrong, persistence = next(iter(named.items()))
-    others = [rank for rank in runs if set(runs[rank]) == {reference}]
-    tail = (
-        "its own repeats were right, so it was transient: a strike, not broken hardware"
-        if persistence == "transient"
-        else "its own repeats were wrong too, so it is persistent: take its device out"
-    )
-    reason = (
-        f"{_who(wrong, topology)} alone differs in {what}: {_whos(others, topology)} agree bit for bit in every "
-        f"repeat, and {tail}"
-    )
-    return _Finding(check, kind, reason, named, tuple(rank for rank in runs if rank not in named))
+    frozen = {rank: frozenset(of_rank) for rank, of_rank in sorted(seen.items())}
+    is_input = group[0].check == "input"
+    return _Case(check, owner, group[0].micro, is_input, work, frozen, _reference(work, topology))
 
 
-def _reference(runs: Mapping[int, Sequence[str]], topology: Topology) -> str | None:
+def _reference(work: Mapping[int, _Work], topology: Topology) -> str | None:
     """The value that ranks on two nodes produced in every one of several runs; None where there is none, or two."""
     nodes: dict[str, set[str]] = defaultdict(set)
-    for rank, of_rank in runs.items():
-        if len(of_rank) > 1 and len(set(of_rank)) == 1 and of_rank[0] != NONFINITE:
-            nodes[of_rank[0]].add(topology.node_of(rank))
+    for rank, own in work.items():
+        if own.backs is not None:
+            nodes[own.backs].add(topology.node_of(rank))
     backed = [value for value, where in nodes.items() if len(where) >= 2]
     return backed[0] if len(backed) == 1 else None
 
 
-def _nobody(
-    check: CheckName, kind: Kind, what: str, runs: Mapping[int, Sequence[str]], topology: Topology
-) -> _Finding:
-    """Why nobody is named, as one sentence a person can act on."""
-    involved = tuple(sorted(runs))
-    # The owner's repeats alone tell whether it repeats; its original may differ from them by a single transient.
-    restless = [rank for rank, of_rank in runs.items() if len(set(of_rank[1:])) > 1]
-    if len({topology.node_of(rank) for rank in restless}) > 1 or (restless and len(runs) == 1):
-        return _Finding(
-            check,
-            "software",
-            f"{what} does not repeat on ranks {_ranks(restless)}: the workload is not deterministic there, or several "
-            "devices fail at once; run it with deterministic_audits=True",
-            candidates=involved,
+def _blame(cases: Sequence[_Case], topology: Topology) -> dict[tuple[int, bool], list[_Case]]:
+    """Who is named, by which cases, for computing (False) and for rebuilding inputs (True).
+
+    A rank that was itself wrong or did not repeat, in whatever case of this step, is no witness against another: where
+    two devices fail in the same way they would otherwise outvote a healthy one in the case that the three share, while
+    other cases expose them.
+    """
+    doubtful = {rank for case in cases for rank in case.accused()}
+    doubtful |= {rank for case in cases for rank, own in case.work.items() if len(own.values) > 1}
+    blame: dict[tuple[int, bool], list[_Case]] = defaultdict(list)
+    for case in cases:
+        backers = [rank for rank, own in case.work.items() if own.backs == case.reference and rank not in doubtful]
+        for rank in case.accused():
+            if len(_independent(rank, backers, topology)) >= 2:
+                blame[rank, case.is_input].append(case)
+    return dict(sorted(blame.items()))
+
+
+def _independent(rank: int, backers: Iterable[int], topology: Topology) -> set[str]:
+    """The nodes, other than the rank's own, of those backers whose device and software would give the same bits."""
+    alike = (other for other in backers if _make(other, topology) == _make(rank, topology))
+    return {topology.node_of(other) for other in alike} - {topology.node_of(rank)}
+
+
+def _make(rank: int, topology: Topology) -> tuple[str, str]:
+    """What must be equal for two ranks to compute the same bits."""
+    return topology.placements[rank].model, topology.placements[rank].software
+
+
+def _name(rank: int, cases: Sequence[_Case], alone: bool, topology: Topology) -> _Finding:
+    """Name a rank for what it did in some cases; `alone`: no other node had a result that changed from run to run."""
+    persistence, advice = _persistence(
+        [[value == case.reference for value in case.work[rank].repeats] for case in cases], alone
+    )
+    kind: Kind = "numeric" if any(NONFINITE in case.work[rank].values for case in cases) else "compute"
+    if cases[0].is_input:
+        kind, advice = "input", advice + " (a batch is rebuilt from storage and host memory: check these first)"
+    backers = sorted({other for case in cases for other, own in case.work.items() if own.backs == case.reference})
+    reason = (
+        f"{_who(rank, topology)} alone differs in {_what(cases)}: {_whos(backers, topology)} agree bit for bit in every "
+        f"repeat; {advice}"
+    )
+    check = next((case.check for case in cases if case.check == "numerics"), cases[0].check)
+    return _Finding(check, kind, reason, {rank: persistence})
+
+
+def _persistence(right: Sequence[Sequence[bool]], alone: bool) -> tuple[Persistence, str]:
+    """What the repeats in each case (right or wrong) make of the rank, and what to do about it."""
+    if any(case and not any(case) for case in right) or (alone and not all(map(all, right))):
+        return "persistent", "its repeats were wrong, so it is persistent: take it out of the job"
+    if not all(map(all, right)):
+        return (
+            "unknown",
+            "it is wrong now and then, and another node does not repeat either: audit every step to tell why",
         )
-    if any(NONFINITE in of_rank for of_rank in runs.values()) and kind == "compute":
+    if any(right):
+        return "transient", "its repeats were right, so it was transient: a strike, not broken hardware"
+    return "unknown", "it was not repeated: audit every step to tell transient from persistent"
+
+
+def _nonfinite_everywhere(case: _Case) -> _Finding:
+    """Rule 0."""
+    if len(case.seen) == 1:
+        reason = f"{_what([case])} is non-finite on rank {_ranks(case.seen)}, and no other rank could replay it"
+        return _Finding(case.check, "numeric", reason, candidates=tuple(case.seen))
+    reason = (
+        f"{_what([case])} is non-finite wherever it was run (ranks {_ranks(case.seen)}): software or data, not a device; "
+        "look at that batch, the learning rate and the loss scale"
+    )
+    return _Finding(case.check, "software", reason, candidates=(case.owner,))
+
+
+def _not_deterministic(cases: Sequence[_Case], restless: Collection[int]) -> _Finding:
+    involved = {rank for case in cases for rank in case.accused()} | set(restless)
+    reason = (
+        f"{_what(cases)} does not repeat on ranks {_ranks(restless)}, on several nodes: the workload is not "
+        "deterministic, or several devices fail at once; run with deterministic_audits=True to tell these apart"
+    )
+    return _Finding(cases[0].check, "software", reason, candidates=tuple(sorted(involved)))
+
+
+def _nobody(case: _Case, topology: Topology) -> _Finding:
+    """Why nobody is named, as one sentence a person can act on."""
+    involved, what = tuple(case.seen), _what([case])
+    nodes = topology.nodes_of(involved)
+    kind: Kind = "input" if case.is_input else "compute"
+    if any(NONFINITE in values for values in case.seen.values()) and not case.is_input:
         kind = "numeric"
-    nodes = topology.nodes_of(runs)
-    reason = f"{what} differs between ranks {_ranks(runs)}, and no value was produced on two nodes in every repeat"
-    if len(nodes) < 3:  # rule 6
-        reason = f"{what} differs between ranks {_ranks(runs)} on {len(nodes)} node(s): three are needed to name anybody"
-        healed = [rank for rank, own in runs.items() if len(own) > 1 and len(set(own[1:])) == 1 and own[0] != own[1]]
-        if len(healed) == 1 and all(set(own[1:]) == set(runs[healed[0]][1:]) for own in runs.values()):
-            reason += f"; all repeats agree, rank {healed[0]}'s too, which points to a transient there but proves nothing"
-    return _Finding(check, kind, reason, candidates=involved)
+    if len(involved) == 1:
+        kind = "software"
+        why = "does not repeat there, and no other rank could replay it: make it deterministic, or run on three nodes"
+    elif len({_make(rank, topology) for rank in involved}) > 1:
+        kind = "software"
+        why = "whose device models or software differ: they need not agree bit for bit; make them alike"
+    elif len(nodes) < 3:  # rule 6
+        why = (
+            f"on {len(nodes)} node(s): three are needed to name anybody; run on three, or swap one node and audit again"
+        )
+        why += _healed(case.work)
+    elif case.reference is None:
+        why = "and no value was produced on two nodes in every repeat: restart, and audit every step"
+    else:
+        why = "and too few ranks were right in all that they did in this step to testify: restart, and audit every step"
+    reason = f"{what} differs between runs on rank(s) {_ranks(involved)}, {why}"
+    return _Finding(case.check, kind, reason, candidates=involved)
+
+
+def _healed(work: Mapping[int, _Work]) -> str:
+    """What repeats on the same device say where there is no third opinion: a hint, never a name."""
+    healed = [rank for rank, own in work.items() if own.first and len({*own.repeats} - {own.first}) == 1]
+    if len(healed) != 1 or len({own.repeats for own in work.values()}) != 1:
+        return ""
+    return f" (all repeats agree, rank {healed[0]}'s too: perhaps a transient there, which proves nothing)"
 
 
 # Numbers before and after the all-reduce: rules 0 and 3 --------------------------------------------------------------
@@ -218,49 +345,51 @@ def _nobody(
 
 def _judge_numerics(observations: Sequence[Observation], topology: Topology, history: History) -> list[_Finding]:
     numerics = [seen for seen in observations if seen.check == "numerics"]
-    local = [seen.rank for seen in numerics if seen.place == "local" and seen.value == NONFINITE]
-    if local:
-        if any(seen.check == "replay" and seen.value == NONFINITE for seen in observations):
-            return []  # the forced audit has judged them, see _judge_runs
-        reason = f"non-finite local gradient, first on rank {local[0]}, and no replay could tell hardware from software"
-        return [_Finding("numerics", "numeric", reason, candidates=tuple(local))]
-    reduced = {seen.rank: seen.value for seen in numerics if seen.place == "reduced"}
+    local = {seen.rank for seen in numerics if seen.place == "local" and NONFINITE in seen.runs}
+    if local:  # the reduced gradients are then non-finite of necessity
+        audited = {seen.owner for seen in observations if seen.check == "replay" and NONFINITE in seen.runs}
+        silent = tuple(sorted(local - audited))  # the others are judged by the audit that they forced
+        reason = (
+            f"the local gradient is non-finite on ranks {_ranks(silent)}, and no replay could tell hardware from software: "
+            "look at that batch and the loss scale, and audit every step"
+        )
+        return [_Finding("numerics", "numeric", reason, candidates=silent)] if silent else []
+    reduced = _values(seen for seen in numerics if seen.place == "reduced")
     finding = _judge_reduced(reduced, topology, history) if reduced else None
     return [finding] if finding else []
+
+
+def _values(observations: Iterable[Observation]) -> dict[int, str]:
+    """What each rank holds; two values of one rank, e.g. of two kinds of state, count as one that is made of both."""
+    held: dict[int, set[str]] = defaultdict(set)
+    for seen in observations:
+        if seen.value and not seen.error:
+            held[seen.rank].add(seen.value)
+    return {rank: NONFINITE if NONFINITE in own else "+".join(sorted(own)) for rank, own in sorted(held.items())}
 
 
 def _judge_reduced(reduced: Mapping[int, str], topology: Topology, history: History) -> _Finding | None:
     values = Counter(reduced.values())
     if len(values) == 1:
-        only = next(iter(values))
-        if only == NONFINITE:
-            return _nonfinite_sum(history, reduced)
-        if only == ZERO:
-            reason = (
-                "the all-reduce returned zero in every element on every rank although the local gradients are not zero: "
-                "suspect the network or the collective library"
-            )
-            return _Finding("numerics", "collective", reason, candidates=tuple(reduced))
-        return None
+        return _all_alike(next(iter(values)), history, reduced)
+    if "numerics" not in history.compared_before:
+        return _configuration("numerics", "reduced gradients", reduced)
     nonfinite = [rank for rank, value in reduced.items() if value == NONFINITE]
-    finite = {value for value in values if value != NONFINITE}
-    if len(nonfinite) == 1 and len(finite) == 1:
+    # A ring hands the NaN on: only where every other rank is known to hold the same finite value is it alone.
+    if len(nonfinite) == 1 and len(values) == 2 and len(reduced) == topology.world_size:
         rank = nonfinite[0]
-        others = topology.nodes_of(other for other in reduced if other != rank)
-        if len(set(others) - {topology.node_of(rank)}) >= 2:
+        if len(_independent(rank, reduced, topology)) >= 2:
             reason = (
                 f"the reduced gradient is non-finite on {_who(rank, topology)} alone while every local gradient was "
                 "finite and all other ranks hold the same finite result: suspect this device, or the link into it"
             )
             return _Finding("numerics", "collective", reason, {rank: "unknown"})
-    if "numerics" not in history.compared_before:
-        return _configuration("numerics", "reduced gradients", reduced)
     most = values.most_common(1)[0][1]
     common = [value for value, count in values.items() if count == most]
-    holders = tuple(rank for rank, value in sorted(reduced.items()) if len(common) > 1 or value != common[0])
+    holders = tuple(rank for rank, value in reduced.items() if len(common) > 1 or value != common[0])
     reason = (
         f"the all-reduce ended differently on ranks {_ranks(holders)} than elsewhere; a ring forwards a corrupt chunk, so "
-        "the majority can hold the wrong value and nobody is named"
+        "the majority can hold the wrong value and nobody is named: look at the links between these ranks"
     )
     return _Finding("numerics", "collective", reason, candidates=holders)
 
@@ -269,57 +398,85 @@ ZERO = "zero"
 """The value of a reduced gradient that is zero in every element although some local gradient is not."""
 
 
-def _nonfinite_sum(history: History, reduced: Mapping[int, str]) -> _Finding:
-    if history.sum_may_overflow:
+def _all_alike(value: str, history: History, reduced: Mapping[int, str]) -> _Finding | None:
+    """Agreement on NaN or on all zeros is never health."""
+    kind: Kind = "collective"
+    if value == ZERO:
+        reason = (
+            "the all-reduce returned zero in every element on every rank although the local gradients are not zero: "
+            "suspect the network or the collective library"
+        )
+    elif value != NONFINITE:
+        return None
+    elif history.sum_may_overflow:
+        kind = "software"
         reason = (
             "finite local gradients are so large that their sum overflows on every rank: software or data (learning "
             "rate, loss scale, initialisation), not a device"
         )
-        return _Finding("numerics", "software", reason)
-    reason = (
-        "the reduced gradient is non-finite on every rank although the local gradients were finite and far from "
-        "overflow: the reduction itself went wrong, and no vote can say where"
-    )
-    return _Finding("numerics", "collective", reason, candidates=tuple(reduced))
+    else:
+        reason = (
+            "the reduced gradient is non-finite on every rank although the local gradients were finite and far from "
+            "overflow: the reduction itself went wrong, and no vote can say where; suspect the network"
+        )
+    return _Finding("numerics", kind, reason, candidates=() if kind == "software" else tuple(reduced))
 
 
 # Replicas: rule 3 ----------------------------------------------------------------------------------------------------
 
 
-def _judge_replicas(observations: Sequence[Observation], topology: Topology, history: History) -> list[_Finding]:
-    values = {seen.rank: seen.value for seen in observations if seen.check == "replicas" and seen.value}
+def _judge_replicas(
+    observations: Sequence[Observation], topology: Topology, history: History, reductions_agreed: bool
+) -> list[_Finding]:
+    """Compare the replicas; `reductions_agreed` says so of this step, `history` of those before."""
+    seen = [one for one in observations if one.check == "replicas"]
+    values = _values(seen)
     counts = Counter(values.values())
     if len(counts) < 2:
         return []
     if "replicas" not in history.compared_before:
         return [_configuration("replicas", "parameters or optimizer state", values)]
-    tensors = {seen.rank: seen.detail.get("differs", ()) for seen in observations if seen.check == "replicas"}
     value, count = counts.most_common(1)[0]
-    outliers = [rank for rank, held in sorted(values.items()) if held != value]
-    if 2 * count <= len(values):
+    outliers = tuple(rank for rank, held in values.items() if held != value)
+    if 2 * count <= topology.world_size or value == NONFINITE:
         reason = (
-            f"the replicas hold {len(counts)} different states and none has a majority (ranks {_ranks(outliers)} differ "
-            f"from the most common): restart from the last verified checkpoint"
+            f"the replicas hold {len(counts)} different states and no finite one is known to be held by a majority of "
+            f"{topology.world_size}: restart from the last verified checkpoint, and audit every step"
         )
-        return [_Finding("replicas", "memory", reason, candidates=tuple(sorted(values)))]
-    if not history.reductions_agreed:
+        return [_Finding("replicas", "memory", reason, candidates=tuple(values))]
+    if not (history.reductions_agreed and reductions_agreed):
         reason = (
             f"ranks {_ranks(outliers)} hold other weights than the majority, but the reduced gradients had already "
-            "differed: a corrupt reduction can leave the wrong value with the majority"
+            "differed: a corrupt reduction can leave the wrong value with the majority; suspect the network"
         )
-        return [_Finding("replicas", "collective", reason, candidates=tuple(outliers))]
-    named: dict[int, Persistence] = {}
-    supporters = topology.nodes_of(rank for rank, held in values.items() if held == value)
-    for rank in outliers:
-        if len(set(supporters) - {topology.node_of(rank)}) >= 2:
-            named[rank] = "unknown"
-    unnamed = tuple(rank for rank in outliers if rank not in named)
-    who = _whos(named or outliers, topology)
-    differs = ", ".join(list(tensors.get(outliers[0], ()))[:3]) or "a tensor"
-    reason = f"{who} holds another value of {differs} than {count} of {len(values)} replicas: memory or update"
+        return [_Finding("replicas", "collective", reason, candidates=outliers)]
+    holders = [rank for rank, held in values.items() if held == value]
+    return [_outliers(outliers, holders, _differing(seen, outliers), topology)]
+
+
+def _outliers(outliers: Sequence[int], holders: Sequence[int], tensors: str, topology: Topology) -> _Finding:
+    """Name those outliers that the majority, on two nodes other than theirs, speaks against."""
+    named: dict[int, Persistence] = {
+        rank: "unknown" for rank in outliers if len(_independent(rank, holders, topology)) >= 2
+    }
+    reason = (
+        f"{_whos(list(named) or outliers, topology)} does not hold the value of {tensors} that {len(holders)} of "
+        f"{topology.world_size} replicas hold, although all reduced gradients agreed: memory or update"
+    )
     if not named:
-        reason += f"; the majority sits on {len(supporters)} node(s), and two others are needed to name anybody"
-    return [_Finding("replicas", "memory", reason, named, unnamed)]
+        reason += ", and two like nodes other than its own must hold the majority's value to name anybody"
+    return _Finding("replicas", "memory", reason, named, tuple(rank for rank in outliers if rank not in named))
+
+
+def _differing(seen: Sequence[Observation], outliers: Sequence[int]) -> str:
+    """The names of the first tensors in which the outliers differ, as their observations tell them."""
+    names: list[str] = []
+    for one in seen:
+        told = one.detail.get("differs", ()) if one.rank in outliers else ()
+        names += [str(name) for name in told] if isinstance(told, list | tuple) else []
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(distinct[:3]) + more if distinct else "some tensor"
 
 
 def _configuration(check: CheckName, what: str, values: Mapping[int, str]) -> _Finding:
@@ -333,18 +490,23 @@ def _configuration(check: CheckName, what: str, values: Mapping[int, str]) -> _F
 # Words ---------------------------------------------------------------------------------------------------------------
 
 
-def _micro(seen: Observation) -> str:
-    return "the micro-batches" if seen.micro is None else f"micro-batch {seen.micro}"
+def _what(cases: Sequence[_Case]) -> str:
+    noun = "rebuilt input" if cases[0].is_input else "result"
+    if len(cases) == 1:
+        micro = "the micro-batches" if cases[0].micro is None else f"micro-batch {cases[0].micro}"
+        return f"the {noun} of {micro} of rank {cases[0].owner}"
+    return f"the {noun}s of the micro-batches of ranks {_ranks({case.owner for case in cases})}"
 
 
 def _who(rank: int, topology: Topology) -> str:
     return f"rank {rank} on node {topology.node_of(rank)} (device {topology.device_of(rank)})"
 
 
-def _whos(ranks: Sequence[int] | Mapping[int, object], topology: Topology) -> str:
-    return " and ".join(f"rank {rank} on node {topology.node_of(rank)}" for rank in ranks)
+def _whos(ranks: Collection[int], topology: Topology) -> str:
+    listed = [f"rank {rank} on node {topology.node_of(rank)}" for rank in sorted(ranks)]
+    return " and ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
 
-def _ranks(ranks: Sequence[int] | Mapping[int, object]) -> str:
+def _ranks(ranks: Collection[int]) -> str:
     listed = sorted(ranks)
     return ", ".join(map(str, listed[:8])) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
