@@ -127,7 +127,9 @@ def _of_rank(topology: Topology, rank: int, faults: tuple[Fault, ...]) -> tuple[
         for run in fault.runs:
             wrong = {"same": f"{rank}:{number}", "changing": f"{rank}:{number}:{run}", "nan": NONFINITE}
             results[run] = wrong[fault.how]
-    roles = [_observation(topology, rank, role, (results[role], *(results[r] for r in REPEATS[role]))) for role in ROLES]
+    roles = [
+        _observation(topology, rank, role, (results[role], *(results[r] for r in REPEATS[role]))) for role in ROLES
+    ]
     return tuple(seen for seen in roles if seen is not None), results[0], results[1]
 
 
