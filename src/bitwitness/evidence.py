@@ -57,7 +57,7 @@ class Observation:
     @property
     def runs(self) -> tuple[str, ...]:
         """The value and its repeats: every time this rank did this work."""
-        return (self.value, *self.repeats) if self.value else self.repeats
+        return tuple(value for value in (self.value, *self.repeats) if value)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values without the empty fields."""

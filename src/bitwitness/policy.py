@@ -62,7 +62,7 @@ class Policy:
         for name in ("deterministic_audits", "replica_buffers"):
             if not isinstance(getattr(self, name), bool):
                 raise PolicyError(f"Policy({name}={getattr(self, name)!r}): must be True or False")
-        timeout = self.timeout
+        timeout: object = self.timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 1 <= timeout <= 86_400:
             raise PolicyError(f"Policy(timeout={timeout!r}): must be seconds between 1 and 86400")
 
@@ -83,10 +83,10 @@ class Policy:
         Raises:
             PolicyError: an unknown setting, an unreadable file or an impossible value; names where it came from.
         """
+        _check_known(settings, "Policy.load()")
         chosen = _from_environment(os.environ if environment is None else environment)
         if file is not None:
             chosen |= _from_file(Path(file))
-        _check_known(settings, "Policy.load()")
         return cls(**(chosen | settings))
 
     def due(self, every: int, step: int) -> bool:
@@ -117,6 +117,14 @@ class Policy:
 _TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(Policy)}
 
 
+def _check_values(settings: Mapping[str, Any], where: str) -> None:
+    """Settings are independent of each other, so each can be tried where it is known where it came from."""
+    try:
+        Policy(**settings)
+    except PolicyError as error:
+        raise PolicyError(f"{where}: {error}") from error
+
+
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         choices = ", ".join(f'"{choice}"' for choice in allowed)
@@ -139,22 +147,28 @@ def _from_file(file: Path) -> dict[str, Any]:
     table = content.get("policy", content)
     if not isinstance(table, dict):
         raise PolicyError(f"policy file {file}: [policy] must be a table")
+    stray = sorted(set(content) & set(_TYPES)) if table is not content else []
+    if stray:
+        raise PolicyError(f"policy file {file}: move {', '.join(stray)} into [policy]; beside it nothing is read")
     _check_known(table, f"policy file {file}")
+    _check_values(table, f"policy file {file}")
     return table
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name, kind in _TYPES.items():
-        text = environment.get(f"BITWITNESS_{name.upper()}")
+        variable = f"BITWITNESS_{name.upper()}"
+        text = environment.get(variable)
         if text is None:
             continue
         try:
-            chosen[name] = _BOOLEANS[text.lower()] if kind is bool else kind(text)
+            chosen[name] = _BOOLEANS[text.strip().lower()] if kind is bool else kind(text.strip())
         except (ValueError, KeyError) as error:
-            what = "true or false" if kind is bool else f"a {kind.__name__}"
-            raise PolicyError(f"BITWITNESS_{name.upper()}={text!r}: must be {what}") from error
+            raise PolicyError(f"{variable}={text!r}: must be {_WORDS[kind]}") from error
+        _check_values({name: chosen[name]}, f"{variable}={text!r}")
     return chosen
 
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}

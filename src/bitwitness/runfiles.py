@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 _STAGING = ".staging-"
+_TEMPORARY = ".tmp"
+_DEEPEST = 50  # a record that contains itself ends here
 _INCIDENT_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 
 
@@ -62,17 +65,34 @@ class Journal:
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self.rank = rank
-        with _reported(path, "opened for appending"):
+        with _Reported(path, "opened for appending"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            _cut_torn_line(self._file)
+            try:
+                _cut_torn_line(self._file)
+            except OSError:
+                os.close(self._file)
+                raise
 
     def append(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Append one record of a kind, e.g. `observation`, `ledger`, `verdict`, `start`."""
+        """Append one record of a kind, e.g. `observation`, `ledger`, `verdict`, `start`.
+
+        A line that cannot be written in full, e.g. on a full disk, is taken back: what follows is not glued to it.
+
+        Raises:
+            RunFilesError: the line cannot be written; names the file and the cause.
+        """
+        assert not {"schema", "time", "kind"} & record.keys(), "a record must not hide what kind of record it is"
         entry = {"schema": SCHEMA, "time": utc_now(), "kind": kind, "rank": self.rank, **record}
-        line = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with _reported(self.path, "written"):
-            while line:
-                line = line[os.write(self._file, line) :]
+        line = _dump(entry).encode() + b"\n"
+        written = 0
+        with _Reported(self.path, "written"):
+            try:
+                while written < len(line):
+                    written += os.write(self._file, line[written:])
+            except OSError:
+                if written:
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise
 
     def close(self) -> None:
         """Flush to the disk and close; a second call does nothing."""
@@ -95,10 +115,15 @@ class RunFiles:
     def create(self) -> Self:
         """Make the directory and its folders; harmless where they exist."""
         for folder in (self.path, self.path / "journal", self.path / "incidents"):
-            with _reported(folder, "made"):
+            with _Reported(folder, "made"):
                 folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise RunFilesError(f"run directory {self.path} is not writable: choose another, or mend its permissions")
+            probe = folder / f".{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
+            with _Reported(folder, "written to (choose another run directory, or mend its permissions)"):
+                # Permissions tell too little: root has all of them, and a quota or a read-only mount still refuses.
+                try:
+                    probe.write_bytes(b"?")
+                finally:
+                    probe.unlink(missing_ok=True)
         return self
 
     def write_run(self, record: Mapping[str, Any]) -> None:
@@ -126,7 +151,7 @@ class RunFiles:
     def stage_incident(self, incident_id: str) -> Path:
         """Make the folder in which an incident's evidence is gathered until `commit_incident` publishes it."""
         staging = self.path / "incidents" / (_STAGING + incident_id)
-        with _reported(staging, "made"):
+        with _Reported(staging, "made"):
             staging.mkdir(parents=True, exist_ok=True)
         return staging
 
@@ -134,16 +159,22 @@ class RunFiles:
         """Write incident.json into the staged folder and publish it under its final name, durably."""
         staging, final = self.stage_incident(incident_id), self.path / "incidents" / incident_id
         write_json(staging / "incident.json", record)
-        with _reported(final, "published"):
+        with _Reported(final, "published"):
+            for evidence in staging.rglob("*"):
+                if evidence.is_file():
+                    _sync_file(evidence)
             _sync_folder(staging)
             staging.rename(final)
             _sync_folder(final.parent)
         return final
 
     def discard_staged(self) -> None:
-        """Remove what writers that died have left in staging; call before the first step, when nobody is staging."""
+        """Remove what writers that died have left half-done; call before the first step, when nobody is writing."""
         for path in (self.path / "incidents").glob(_STAGING + "*"):
             shutil.rmtree(path, ignore_errors=True)
+        for folder in (self.path, self.path / "journal", self.path / "incidents"):
+            for path in folder.glob(f".*{_TEMPORARY}"):
+                path.unlink(missing_ok=True)
 
 
 def read_incident(path: str | os.PathLike[str]) -> Incident:
@@ -171,7 +202,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a journal, in order; a torn or damaged line is skipped, and counted in a warning at the end."""
     skipped = 0
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             for line in file:
                 record = _parse(line) if line.endswith(b"\n") else None
                 if record is None:
@@ -189,7 +220,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
@@ -204,10 +235,11 @@ def read_json(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise RunFilesError(f"{path} does not exist: is {path.parent} the right directory?") from error
-    except (OSError, NotADirectoryError) as error:
+    except OSError as error:
         raise RunFilesError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RunFilesError(f"{path} is not JSON ({error}): it was not written by bitwitness, or was damaged") from error
+    except (ValueError, RecursionError) as error:
+        damaged = f"{path} is not JSON ({error}): it was not written by bitwitness, or was damaged"
+        raise RunFilesError(damaged) from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else None
         raise RunFilesError(f"{path} has schema {found!r}, this version reads {SCHEMA}: use the version that wrote it")
@@ -216,23 +248,49 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON object so that a kill at any instant leaves the old file or the new one, and flush it to the disk."""
-    text = json.dumps({"schema": SCHEMA, **record}, allow_nan=False, indent=2) + "\n"
-    write_bytes(path, text.encode())
+    write_bytes(path, (_dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode())
+
+
+def _dump(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON of whatever is in a record: a guard that has found something must not fail at writing it down."""
+    separators = (",", ":") if indent is None else None
+    try:
+        return json.dumps(record, allow_nan=False, indent=indent, separators=separators)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(record), allow_nan=False, indent=indent, separators=separators)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """The JSON value nearest to any value: non-finite numbers, which JSON lacks, become "nan", "inf" and "-inf"."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth + 1) for item in value]
+    return str(value)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a whole file under a temporary name beside it, flush it, and rename it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    with _reported(path, "written"):
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
+    with _Reported(path, "written"):
         try:
-            with open(temporary, "xb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            temporary.replace(path)
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
@@ -261,7 +319,7 @@ def _cut_torn_line(descriptor: int) -> None:
         os.ftruncate(descriptor, end)
 
 
-class _reported:
+class _Reported:
     """Turn an OSError into one that names the file and what was being done."""
 
     def __init__(self, path: Path, what: str) -> None:

@@ -178,8 +178,8 @@ def node_name(environment: Mapping[str, str], resource_config: Path = RESOURCE_C
     resource_config.json (matched by this host's own addresses), the host's name.
     """
     for variable in ("BITWITNESS_NODE", "NODE_NAME", "SLURMD_NODENAME"):
-        if environment.get(variable):
-            return environment[variable]
+        if name := environment.get(variable, "").strip():
+            return name
     return _hyperpod_node(resource_config) or socket.gethostname()
 
 
@@ -193,5 +193,5 @@ def _hyperpod_node(resource_config: Path) -> str | None:
                 if instance.get("CustomerIpAddress") in own and re.fullmatch(r"i-[0-9a-f]+", instance["InstanceId"]):
                     return str(instance["InstanceId"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+        return None
     return None

@@ -198,14 +198,15 @@ def _case(group: Sequence[Observation], topology: Topology) -> _Case | None:
         if one.runs:
             seen[one.rank].update(one.runs)
             if not one.error:
-                parts[one.rank][(one.value, *one.repeats)] = one
+                parts[one.rank][one.value, *one.repeats] = one
     values = set().union(*seen.values())
     if not values or (len(values) == 1 and NONFINITE not in values):
         return None
     work: dict[int, _Work] = {}
     for rank, several in sorted(parts.items()):
-        first, *others = several.values()
-        work[rank] = _Work(first.value, (*first.repeats, *(value for other in others for value in other.runs)))
+        runs = [value for one in several.values() for value in (one.repeats if not one.value else one.runs)]
+        first = next(iter(several.values())).value
+        work[rank] = _Work(first, tuple(filter(None, runs[1:] if first else runs)))
     check, owner = group[0].check, group[0].owner
     assert owner is not None
     if any(one.check == "replay" and one.place == "original" and one.value == NONFINITE for one in group):
@@ -354,7 +355,7 @@ def _judge_numerics(observations: Sequence[Observation], topology: Topology, his
             "look at that batch and the loss scale, and audit every step"
         )
         return [_Finding("numerics", "numeric", reason, candidates=silent)] if silent else []
-    reduced = _values(seen for seen in numerics if seen.place == "reduced")
+    reduced = _values(seen for seen in numerics if seen.place == "reduced" and not seen.error)
     finding = _judge_reduced(reduced, topology, history) if reduced else None
     return [finding] if finding else []
 
@@ -363,7 +364,7 @@ def _values(observations: Iterable[Observation]) -> dict[int, str]:
     """What each rank holds; two values of one rank, e.g. of two kinds of state, count as one that is made of both."""
     held: dict[int, set[str]] = defaultdict(set)
     for seen in observations:
-        if seen.value and not seen.error:
+        if seen.value:
             held[seen.rank].add(seen.value)
     return {rank: NONFINITE if NONFINITE in own else "+".join(sorted(own)) for rank, own in sorted(held.items())}
 
@@ -434,6 +435,11 @@ def _judge_replicas(
     counts = Counter(values.values())
     if len(counts) < 2:
         return []
+    errors = {one.rank: one.error for one in seen if one.error}
+    if errors:
+        rank, error = min(errors.items())
+        reason = f"the replicas differ, and on ranks {_ranks(errors)} they could not be compared: {error} (rank {rank})"
+        return [_Finding("replicas", "software", reason, candidates=tuple(values))]
     if "replicas" not in history.compared_before:
         return [_configuration("replicas", "parameters or optimizer state", values)]
     value, count = counts.most_common(1)[0]

@@ -11,6 +11,7 @@ and the others wherever that gives another picture.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +55,7 @@ class Fault:
 @cache
 def all_faults() -> tuple[Fault, ...]:
     """One run; every set of repeats in one role; every run from some run on. Each with every kind of wrong bits."""
-    sets = {(run,) for run in RUNS}
+    sets: set[tuple[int, ...]] = {(run,) for run in RUNS}
     sets |= {some for role in ROLES for size in (2, 3) for some in combinations(REPEATS[role], size)}
     sets |= {tuple(RUNS[start:]) for start in RUNS}
     return _with_hows(sets)
@@ -141,3 +142,8 @@ def audit(topology: Topology, faults: Mapping[int, Sequence[Fault]]) -> list[Obs
         for one, other in ((owner, topology.witness_of(owner)), *((of, owner) for of in topology.owners_of(owner))):
             noticed |= other is not None and ranks[one][1] != ranks[other][2]
     return [seen for observations, _, _ in ranks for seen in observations] if noticed else None
+
+
+def report(line: str) -> None:
+    """Print how much was tried; pytest shows it with -s."""
+    sys.stdout.write(f"\n{line}\n")

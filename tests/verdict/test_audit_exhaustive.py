@@ -27,6 +27,7 @@ from tests.verdict.simulator import (
     faults_up_to_order,
     is_least_turn,
     placements,
+    report,
     ring,
     typical_faults,
 )
@@ -63,7 +64,7 @@ class Tally:
         return verdict
 
     def report(self, what: str) -> None:
-        print(f"\n{what}: " + ", ".join(f"{count} {name}" for name, count in sorted(self.count.items())))
+        report(f"{what}: " + ", ".join(f"{count} {name}" for name, count in sorted(self.count.items())))
 
 
 @pytest.mark.parametrize("slots", [1, 2])

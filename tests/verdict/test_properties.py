@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bitwitness.evidence import NONFINITE, CheckName, Observation, Place, Verdict
 from bitwitness.topology import Placement, Topology
 from bitwitness.verdict import ZERO, History, decide
-from tests.verdict.simulator import HISTORY, STEP, ring
+from tests.verdict.simulator import HISTORY, STEP, report, ring
 
 VALUES = st.sampled_from(["", "r", "r", "r", "w", "x", NONFINITE, ZERO])
 
@@ -114,7 +114,7 @@ def test_a_workload_that_does_not_repeat_does_not_convict_healthy_devices() -> N
                     convicted += "persistent" in found.persistences
                     strikes += found.status == "attributed" and "persistent" not in found.persistences
                     software += found.kind == "software"
-    print(f"\nracy workloads: {audits} disagreements: {software} software, {strikes} strikes, {convicted} persistent")
+    report(f"racy workloads: {audits} disagreements: {software} software, {strikes} strikes, {convicted} persistent")
     assert convicted <= audits / 50
     assert software > audits / 2
 

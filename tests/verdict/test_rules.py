@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitwitness.evidence import NONFINITE, Observation, Verdict
+from bitwitness.evidence import NONFINITE, CheckName, Observation, Place, Verdict
 from bitwitness.topology import Topology
 from bitwitness.verdict import ZERO, History, decide
 from tests.verdict.simulator import HISTORY, ring
@@ -16,10 +16,9 @@ STEP = 20
 
 def run(rank: int, value: str, *repeats: str, owner: int = 0, check: str = "replay", error: str = "") -> Observation:
     """One rank's runs of the owner's micro-batch."""
-    assert check in ("replay", "input")
-    place = "original" if rank == owner else "witness"
-    kind = "replay" if check == "replay" else "input"
-    return Observation(kind, STEP, rank, place, value, repeats, owner=owner, micro=0, error=error)  # type: ignore[arg-type]
+    name: CheckName = "input" if check == "input" else "replay"
+    place: Place = "original" if rank == owner else "witness"
+    return Observation(name, STEP, rank, place, value, repeats, owner=owner, micro=0, error=error)
 
 
 def right(rank: int, owner: int = 0, check: str = "replay") -> Observation:
@@ -184,11 +183,19 @@ def test_an_error_blames_nobody_and_hides_no_disagreement() -> None:
     assert found.ranks == (0,)
 
 
+def test_a_replica_that_could_not_be_compared_names_nobody() -> None:
+    seen = states(*"rrrw")
+    found = verdict([*seen[:3], replace(seen[3], error="holds other tensors")])
+    assert (found.status, found.kind) == ("unattributed", "software")
+    assert "holds other tensors" in found.reason
+
+
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_missing_observations_are_no_evidence(missing: int) -> None:
     seen = [run(0, "w", "w", "w", "w"), right(1), right(2)]
     found = verdict([one for one in seen if one.rank != missing])
-    assert found.ranks == () and found.status == ("clean" if missing == 0 else "unattributed")
+    assert found.ranks == ()
+    assert found.status == ("clean" if missing == 0 else "unattributed")
 
 
 def test_what_arrives_twice_counts_once() -> None:
@@ -239,7 +246,8 @@ def test_unlike_devices_are_no_reference() -> None:
 def test_unsolvable_the_same_wrong_bits_on_two_nodes() -> None:
     """The one case that no vote can solve, and that the documentation states: two nodes that fail in the same way, in
     nothing but this one micro-batch, outvote the healthy third. It takes a common cause; independent devices that are
-    wrong in their own ways never agree."""
+    wrong in their own ways never agree.
+    """
     found = verdict([right(0), run(1, "w", "w", "w", "w"), run(2, "w", "w", "w", "w")], nodes=3)
     assert found.ranks == (0,)
 

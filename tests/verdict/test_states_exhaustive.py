@@ -15,7 +15,7 @@ import pytest
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.topology import Topology
 from bitwitness.verdict import decide
-from tests.verdict.simulator import HISTORY, STEP, ring
+from tests.verdict.simulator import HISTORY, STEP, report, ring
 
 TOPOLOGIES = [(nodes, slots) for nodes in range(2, 9) for slots in (1, 2)]
 WRONG = ("w0", "w1", "w2", NONFINITE)
@@ -51,7 +51,7 @@ def test_replicas(agreed: bool, seed: int) -> None:
             differ = len(wrong) < topology.world_size or len(set(wrong.values())) > 1
             assert (found.status != "clean") == differ
             healthy = topology.world_size - len(wrong)
-            expected = ()
+            expected: tuple[int, ...] = ()
             if agreed and 2 * healthy > topology.world_size:
                 right_nodes = {topology.node_of(rank) for rank in range(topology.world_size) if rank not in wrong}
                 expected = tuple(r for r in sorted(wrong) if len(right_nodes - {topology.node_of(r)}) >= 2)
@@ -63,7 +63,7 @@ def test_replicas(agreed: bool, seed: int) -> None:
             if tried % 10 == 0:
                 draw.shuffle(seen)
                 assert decide(seen, topology, history, STEP) == found
-    print(f"\nreplicas, reductions agreed: {agreed}: {tried} combinations, {named} attributed")
+    report(f"replicas, reductions agreed: {agreed}: {tried} combinations, {named} attributed")
 
 
 def test_reduced_gradients(seed: int) -> None:
@@ -85,7 +85,7 @@ def test_reduced_gradients(seed: int) -> None:
             if tried % 10 == 0:
                 draw.shuffle(seen)
                 assert decide(seen, topology, HISTORY, STEP) == found
-    print(f"\nreduced gradients: {tried} combinations, {named} attributed")
+    report(f"reduced gradients: {tried} combinations, {named} attributed")
 
 
 def test_rebuilt_inputs() -> None:
@@ -114,4 +114,4 @@ def test_rebuilt_inputs() -> None:
         if found.ranks:
             assert (found.kind, found.check) == ("input", "input")
             assert found.persistence == ("transient" if chosen[ranks.index(faulty[0])] == "once" else "persistent")
-    print(f"\nrebuilt inputs: {tried} combinations")
+    report(f"rebuilt inputs: {tried} combinations")
