@@ -16,7 +16,7 @@ DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-    torch.bool, torch.complex32, torch.complex64, torch.complex128,
+    torch.bool, torch.complex64, torch.complex128,
 ]  # fmt: skip
 SEEDS = st.one_of(st.integers(0, 3), st.integers(-(2**80), 2**80))
 

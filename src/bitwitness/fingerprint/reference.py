@@ -68,7 +68,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-ROW_WORDS = 4096
+ROW_WORDS = 2048
 """C of the definition: words that share one outer weight."""
 
 MASK64 = (1 << 64) - 1
