@@ -1,0 +1,318 @@
+"""The one way in which the ranks of a guarded job talk to each other.
+
+Every collective of the guard goes through here, for two promises. First, a check that raises on one rank must not leave
+the others waiting: whatever a rank is to contribute is computed under `Channel`'s eyes, and a failure travels through the
+same collective in place of the contribution. Second, no wait is without end: each is cut into slices, ends at the
+time-out or as soon as some rank has given up, and says which ranks did not take part, from heartbeats that every rank
+leaves in the job's store.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bitwitness import errors
+from bitwitness.errors import BitwitnessError, CheckFailed, ConfigurationError, RankLost
+from bitwitness.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+_SLICE = 1.0
+"""Seconds between looks at the store while a collective is under way: how late a rank learns that another gave up."""
+
+_GRACE = 5.0
+"""Seconds that a rank which lost a collective waits for the others to say so too, before it names the silent ones."""
+
+
+class Channel:
+    """A process group of the guard's own, on the job's backend, so that its collectives never mix with the job's.
+
+    Making one is itself collective. With one process there is no group, and every exchange is with oneself.
+
+    Args:
+        rank: this rank; `world_size`: how many there are.
+        device: where the model lives; collectives run there if the backend can, else on the CPU.
+        timeout: seconds.
+    """
+
+    def __init__(self, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout = timeout
+        self.topology: Topology | None = None
+        self.collective_seconds: dict[str, float] = defaultdict(float)
+        self.local_seconds: dict[str, float] = defaultdict(float)
+        self._step = -1
+        self._group: dist.ProcessGroup | None = None
+        self.device = torch.device("cpu")
+        if world_size > 1:
+            # NCCL's own watchdog ends the process without naming anybody, so it is given a little longer than we wait.
+            self._group = dist.new_group(timeout=timedelta(seconds=timeout + 60))
+            if device.type != "cpu" and "nccl" in str(dist.get_backend(self._group)):
+                self.device = device
+            serial = _next_serial()
+            # The job's own store has no public name; torchrun and every init_method leave it here.
+            self._store = dist.PrefixStore(f"bitwitness/{serial}", dist.distributed_c10d._get_default_store())
+            self.beat(-1, "start")
+
+    # What a check calls ---------------------------------------------------------------------------------------------
+
+    def max(self, phase: str, width: int, compute: Callable[[], Tensor | Sequence[int]]) -> Tensor:
+        """The element-wise maximum over all ranks of what `compute` returns: int64 `[width]`, on the CPU.
+
+        Together with the bitwise complement of a value this also gives its minimum, and hence whether all agree, at a
+        cost that does not grow with the number of ranks. This is the only place where a check reads the device.
+
+        Raises:
+            CheckFailed: `compute` raised on some rank (or the error itself, if it is one of configuration).
+            RankLost: some rank did not take part in time.
+        """
+        values, error = self._attempt(phase, compute)
+        table = torch.zeros(width + 1, dtype=torch.int64, device=self.device)
+        if error is None:
+            assert values is not None
+            given = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.int64)
+            assert given.numel() == width, f"{phase}: {given.numel()} values for a width of {width}"
+            table[1:] = given.to(self.device)
+        else:
+            table[0] = 1
+        if self._group is not None:
+            self._complete(phase, lambda: dist.all_reduce(table, dist.ReduceOp.MAX, self._group, async_op=True))
+        result = self._read(phase, table)
+        if result[0]:
+            self._raise_failures(phase, error)
+        return result[1:]
+
+    def gather(self, phase: str, compute: Callable[[], Any]) -> list[Any]:
+        """What `compute` returned on every rank, by rank. For rare or small things: the cost grows with the ranks.
+
+        Raises:
+            CheckFailed, RankLost: as `max`.
+        """
+        value, error = self._attempt(phase, compute)
+        if error is None:
+            mine = pickle.dumps(("value", value))
+        else:
+            mine = pickle.dumps(("failure", _describe(error)))
+        answers = [pickle.loads(content) for content in self._gather_bytes(phase, mine)]  # noqa: S301  (our own ranks)
+        failures = {rank: answer for rank, (kind, answer) in enumerate(answers) if kind == "failure"}
+        if failures:
+            self._raise(phase, failures, error)
+        return [answer for _, answer in answers]
+
+    def exchange(self, phase: str, compute: Callable[[], Mapping[int, Tensor]]) -> dict[int, Tensor]:
+        """Send bytes to some ranks and receive what others sent here: uint8 `[n]` by rank, each aligned to 64 bytes.
+
+        Raises:
+            CheckFailed, RankLost: as `max`.
+        """
+        outgoing: dict[int, Tensor] = {}
+
+        def prepare() -> Sequence[int]:
+            outgoing.update({rank: _padded(content.to(self.device)) for rank, content in compute().items()})
+            return ()
+
+        self.max(phase, 0, prepare)
+        if self._group is None:
+            return outgoing
+        sent = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
+        for rank, content in outgoing.items():
+            sent[rank] = content.numel()
+        received = torch.empty_like(sent)
+        self._complete(phase, lambda: dist.all_to_all_single(received, sent, group=self._group, async_op=True))
+        sizes = self._read(phase, received).tolist()
+        empty = torch.empty(0, dtype=torch.uint8, device=self.device)
+        data = torch.cat([outgoing[rank] for rank in sorted(outgoing)]) if outgoing else empty
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        splits = [outgoing[rank].numel() if rank in outgoing else 0 for rank in range(self.world_size)]
+        self._complete(
+            phase, lambda: dist.all_to_all_single(buffer, data, sizes, splits, group=self._group, async_op=True)
+        )
+        self._wait_for_device(phase)
+        parts = torch.split(buffer, sizes)
+        return {rank: part for rank, part in enumerate(parts) if part.numel()}
+
+    def beat(self, step: int, phase: str) -> None:
+        """Leave word of where this rank is. One small message to the store, whose answer is not waited for."""
+        self._step = step
+        if self._group is not None:
+            try:
+                self._store.set(f"beat/{self.rank}", json.dumps([step, phase, time.time()]))
+            except RuntimeError:
+                logger.debug("heartbeat: the store did not answer", exc_info=True)
+
+    def silent_ranks(self, phase: str) -> str:
+        """After a collective of the job or the guard failed: say so to the others, and name the ranks that stay silent.
+
+        Returns a sentence; empty where nothing is known.
+        """
+        if self._group is None:
+            return ""
+        try:
+            self._store.set(f"lost/{self.rank}", phase)
+            self._store.set("abort", str(self.rank))
+            return self._name_silent()
+        except RuntimeError as error:
+            host = os.environ.get("MASTER_ADDR", "the host of rank 0")
+            node = f", node {self.topology.node_of(0)}" if self.topology else ""
+            return f"the job's store on {host} (started with rank 0{node}) is gone: look at that host first ({error})"
+
+    # How it is done -------------------------------------------------------------------------------------------------
+
+    def _attempt(self, phase: str, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        self.beat(self._step, phase)
+        started = time.perf_counter()
+        try:
+            return compute(), None
+        except Exception as error:  # a check that misfires must not leave the others waiting
+            logger.debug("%s raised on rank %d", phase, self.rank, exc_info=True)
+            return None, error
+        finally:
+            self.local_seconds[phase] += time.perf_counter() - started
+
+    def _complete(self, phase: str, start: Callable[[], Any]) -> None:
+        """Start a collective and wait for it, in slices."""
+        started = time.perf_counter()
+        try:
+            work = start()
+            if self.device.type != "cpu":
+                work.wait()  # orders streams; the host waits in _wait_for_device, before it reads
+                return
+            while True:
+                try:
+                    work.wait(timedelta(seconds=min(_SLICE, self.timeout)))
+                    return
+                except RuntimeError:
+                    if work.is_completed() and work.exception() is not None:
+                        raise
+                self._give_up_if_due(phase, started)
+        except RuntimeError as error:
+            raise self._lost(phase, str(error)) from error
+        finally:
+            self.collective_seconds[phase] += time.perf_counter() - started
+
+    def _read(self, phase: str, tensor: Tensor) -> Tensor:
+        """Bring a small tensor to the host; the only synchronisation of a step."""
+        self._wait_for_device(phase)
+        return tensor.cpu()
+
+    def _wait_for_device(self, phase: str) -> None:
+        """Wait for the device as patiently as for a collective, because a lost rank shows here under NCCL."""
+        if self.device.type == "cpu":
+            return
+        started = time.perf_counter()
+        event = torch.cuda.Event()
+        event.record()
+        next_look = started + _SLICE
+        while not event.query():
+            if time.perf_counter() > next_look:
+                next_look += _SLICE
+                self._give_up_if_due(phase, started)
+        self.collective_seconds[phase] += time.perf_counter() - started
+
+    def _give_up_if_due(self, phase: str, started: float) -> None:
+        waited = time.perf_counter() - started
+        if waited > self.timeout:
+            raise self._lost(phase, f"not complete after {waited:.0f} s")
+        try:
+            gave_up = self._store.check(["abort"])
+        except RuntimeError as error:
+            raise self._lost(phase, f"the store does not answer: {error}") from error
+        if gave_up:
+            raise self._lost(phase, f"given up by rank {self._store.get('abort').decode()}")
+
+    def _lost(self, phase: str, why: str) -> RankLost:
+        if len(why) > 200:
+            why = why[:200] + "..."
+        silent = self.silent_ranks(phase)
+        return RankLost(
+            f"guard on rank {self.rank}: the ranks could not agree in {phase} at step {self._step} ({why}). {silent} "
+            "This says nothing about the numbers; the job cannot go on with this process group: restart it."
+        )
+
+    def _name_silent(self) -> str:
+        deadline = time.monotonic() + min(_GRACE, self.timeout)
+        silent = list(range(self.world_size))
+        while True:
+            silent = [rank for rank in silent if not self._store.check([f"lost/{rank}"])]
+            if not silent or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        if not silent:
+            return "Every rank answered: suspect the network between them, not a rank."
+        return "Did not answer: " + "; ".join(self._last_heard(rank) for rank in silent[:8]) + "."
+
+    def _last_heard(self, rank: int) -> str:
+        node = f" (node {self.topology.node_of(rank)})" if self.topology else ""
+        if not self._store.check([f"beat/{rank}"]):
+            return f"rank {rank}{node}, never heard of"
+        step, phase, when = json.loads(self._store.get(f"beat/{rank}"))
+        return f"rank {rank}{node}, last heard {max(0.0, time.time() - when):.0f} s ago at step {step} in {phase}"
+
+    def _gather_bytes(self, phase: str, mine: bytes) -> list[bytes]:
+        if self._group is None:
+            return [mine]
+        size = torch.tensor([len(mine)], dtype=torch.int64, device=self.device)
+        sizes = [torch.empty_like(size) for _ in range(self.world_size)]
+        self._complete(phase, lambda: dist.all_gather(sizes, size, self._group, async_op=True))
+        lengths = self._read(phase, torch.cat(sizes)).tolist()
+        content = torch.zeros(max(lengths), dtype=torch.uint8)
+        content[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        content = content.to(self.device)
+        parts = [torch.empty_like(content) for _ in range(self.world_size)]
+        self._complete(phase, lambda: dist.all_gather(parts, content, self._group, async_op=True))
+        self._wait_for_device(phase)
+        return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
+
+    def _raise_failures(self, phase: str, error: Exception | None) -> NoReturn:
+        answers = self._gather_bytes(phase, pickle.dumps(_describe(error) if error is not None else None))
+        failures = {rank: pickle.loads(answer) for rank, answer in enumerate(answers)}  # noqa: S301  (our own ranks)
+        self._raise(phase, {rank: failure for rank, failure in failures.items() if failure is not None}, error)
+
+    def _raise(self, phase: str, failures: Mapping[int, tuple[str, str]], error: Exception | None) -> NoReturn:
+        """Raise the same error on every rank: the kind of the first failure, and who failed with what."""
+        rank, (kind, message) = next(iter(sorted(failures.items())))
+        everywhere = len(failures) == self.world_size
+        who = "every rank" if everywhere else "ranks " + ", ".join(map(str, sorted(failures)))
+        if not everywhere and self.topology:
+            who += f" (node {', '.join(self.topology.nodes_of(failures))})"
+        family = getattr(errors, kind, None)
+        if isinstance(family, type) and issubclass(family, ConfigurationError):
+            raise family(message if everywhere else f"{message} [on {who}]") from error
+        if isinstance(family, type) and issubclass(family, BitwitnessError):
+            raise family(f"{message} [on {who}]") from error
+        raise CheckFailed(
+            f"the guard's {phase} raised on {who} at step {self._step}: rank {rank}: {kind}: {message}. This is a failure "
+            "of the guard or of the code it runs and says nothing about the numbers: mend it, or turn that check off"
+        ) from error
+
+
+_serials = 0
+
+
+def _next_serial() -> int:
+    """Number the channels of this process, so that a second guard does not read the first one's keys in the store."""
+    global _serials
+    _serials += 1
+    return _serials
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    return type(error).__name__, str(error)[:2000]
+
+
+def _padded(content: Tensor) -> Tensor:
+    """Pad to a multiple of 64 bytes, so that the next rank's content is aligned as an allocation would be."""
+    return torch.nn.functional.pad(content, (0, -content.numel() % 64))

@@ -1,0 +1,145 @@
+"""What must be known and right before the first step: the model, the optimizers, the placement.
+
+Everything that can be refused is refused here, by name and on every rank, before a hook is registered or a file written.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.topology import Placement, Topology, node_name
+
+
+def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
+    """The model to guard and the module inside it: through torch.compile and through DDP.
+
+    Raises:
+        ConfigurationError: not a module, or a kind of parallelism that is not supported.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"model is a {type(model).__name__}: give the DDP-wrapped torch.nn.Module that is trained")
+    outer = getattr(model, "_orig_mod", model)
+    assert isinstance(outer, nn.Module)
+    if not isinstance(outer, DistributedDataParallel):
+        sharded = {type(module).__name__ for module in outer.modules() if _is_sharded(module)}
+        if sharded:
+            raise ConfigurationError(f"{', '.join(sorted(sharded))}: sharded models are not supported yet, only DDP")
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ConfigurationError(
+                f"the job has {dist.get_world_size()} ranks, but the model is a plain {type(outer).__name__}: wrap it in "
+                "torch.nn.parallel.DistributedDataParallel, then give it to the guard"
+            )
+        return outer, outer
+    if dist.get_world_size(outer.process_group) != dist.get_world_size():
+        raise ConfigurationError("DDP over a part of the ranks is not supported yet: DDP must span the whole job")
+    if outer.mixed_precision is not None:
+        raise ConfigurationError("DDP(mixed_precision=...) is not supported: use torch.autocast inside loss_fn")
+    if outer.parameters_to_ignore:
+        names = ", ".join(sorted(outer.parameters_to_ignore)[:3])
+        raise ConfigurationError(f"DDP ignores some parameters ({names}): ranks then differ by design and cannot be compared")
+    return outer, outer.module
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The one device of a module.
+
+    Raises:
+        WorkloadError: several devices, no parameters, or none that is trained.
+    """
+    devices = sorted({str(tensor.device) for tensor in (*module.parameters(), *module.buffers())})
+    if len(devices) > 1:
+        raise WorkloadError(
+            f"the model is on several devices ({', '.join(devices)}): one rank, one device. Move it to one with model.to(device), "
+            "before it is wrapped in DDP"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise WorkloadError("the model has no parameter that requires a gradient: there is nothing to guard")
+    if devices == ["meta"]:
+        raise WorkloadError("the model is on the meta device: materialise it before the guard is made")
+    return torch.device(devices[0])
+
+
+def check_optimizers(optimizer: object, module: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """One optimizer or several, as a tuple.
+
+    Raises:
+        ConfigurationError: something else, none at all, or one that trains parameters outside the model.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        given: tuple[object, ...] = (optimizer,)
+    elif isinstance(optimizer, Mapping):
+        given = tuple(optimizer.values())
+    elif isinstance(optimizer, Iterable):
+        given = tuple(optimizer)
+    else:
+        given = (optimizer,)
+    optimizers = []
+    for one in given:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigurationError(f"optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or several")
+        if type(one).__name__ == "ZeroRedundancyOptimizer":
+            raise ConfigurationError("ZeroRedundancyOptimizer shards its state: sharded optimizers are not supported yet")
+        optimizers.append(one)
+    if not optimizers:
+        raise ConfigurationError("optimizer is empty: give at least one")
+    own = {id(parameter) for parameter in module.parameters()}
+    for one in optimizers:
+        if not any(id(parameter) in own for group in one.param_groups for parameter in group["params"]):
+            raise ConfigurationError(
+                f"{type(one).__name__} trains no parameter of this model: was the model replaced after the optimizer was made?"
+            )
+    return tuple(optimizers)
+
+
+def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:
+    """Where this rank stands: what `Placement` needs, but for the slot, which depends on the other ranks."""
+    node = node_name(os.environ)
+    software = f"torch {torch.__version__}"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        identity, model = f"GPU-{properties.uuid}", properties.name
+        software += f", CUDA {torch.version.cuda}"
+    else:
+        identity, model = "", f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
+    return {"rank": rank, "node": node, "device": identity, "model": model, "software": software}
+
+
+def place(facts: Sequence[Mapping[str, Any]]) -> Topology:
+    """The topology from what every rank said of itself. A rank without a GPU is its node's n-th processor slot."""
+    placed: list[Placement] = []
+    for one in facts:
+        slot = sum(other.node == one["node"] for other in placed)
+        device = one["device"] or f"{one['node']}/cpu-{slot}"
+        placed.append(Placement(one["rank"], one["node"], device, slot, one["model"], one["software"]))
+    return Topology(tuple(placed))
+
+
+def check_run_dir(run_dir: object) -> Path:
+    """A path, or a ConfigurationError that says what to give."""
+    if not isinstance(run_dir, str | os.PathLike) or not str(run_dir):
+        raise ConfigurationError(f"run_dir is {run_dir!r}: give a directory on storage that all nodes share")
+    return Path(run_dir)
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
