@@ -57,7 +57,8 @@ class Observation:
     @property
     def runs(self) -> tuple[str, ...]:
         """The value and its repeats: every time this rank did this work."""
-        return tuple(value for value in (self.value, *self.repeats) if value)
+        every = (self.value, *self.repeats)
+        return every if "" not in every else tuple(filter(None, every))
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values without the empty fields."""

@@ -129,20 +129,22 @@ def _worse(one: Persistence, other: Persistence) -> Persistence:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one rank computed for one micro-batch: the run that counted, and its repeats."""
+    """What one rank computed for one micro-batch.
+
+    `first` is the run that counted (empty: it is not known), `values` are all different results, and `backs` is the
+    finite value that this rank produced in every one of several runs, else None.
+    """
 
     first: str
     repeats: tuple[str, ...]
+    values: frozenset[str]
+    backs: str | None
 
-    @property
-    def values(self) -> frozenset[str]:
-        return frozenset((self.first, *self.repeats)) - {""}
-
-    @property
-    def backs(self) -> str | None:
-        """The finite value that this rank produced in every one of several runs, else None."""
-        runs = len(self.repeats) + bool(self.first)
-        return next(iter(self.values)) if runs > 1 and len(self.values) == 1 and NONFINITE not in self.values else None
+    @classmethod
+    def of(cls, first: str, repeats: Sequence[str]) -> _Work:
+        runs = [value for value in (first, *repeats) if value]
+        steady = len(runs) > 1 and len(set(runs)) == 1 and runs[0] != NONFINITE
+        return cls(first, tuple(filter(None, repeats)), frozenset(runs), runs[0] if steady else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,28 +194,25 @@ def _judge_replays(observations: Sequence[Observation], topology: Topology) -> l
 
 def _case(group: Sequence[Observation], topology: Topology) -> _Case | None:
     """Put one micro-batch's observations together; None where all of them are one finite value, or there is none."""
-    seen: dict[int, set[str]] = defaultdict(set)
+    values = {value for one in group for value in one.runs}
+    if not values or (len(values) == 1 and NONFINITE not in values):
+        return None
+    seen: dict[int, frozenset[str]] = defaultdict(frozenset)
     parts: dict[int, dict[tuple[str, ...], Observation]] = defaultdict(dict)  # what arrives twice counts once
     for one in group:
         if one.runs:
-            seen[one.rank].update(one.runs)
+            seen[one.rank] |= frozenset(one.runs)
             if not one.error:
                 parts[one.rank][one.value, *one.repeats] = one
-    values = set().union(*seen.values())
-    if not values or (len(values) == 1 and NONFINITE not in values):
-        return None
     work: dict[int, _Work] = {}
-    for rank, several in sorted(parts.items()):
-        runs = [value for one in several.values() for value in (one.repeats if not one.value else one.runs)]
-        first = next(iter(several.values())).value
-        work[rank] = _Work(first, tuple(filter(None, runs[1:] if first else runs)))
+    for rank, (one, *others) in ((rank, several.values()) for rank, several in parts.items()):
+        work[rank] = _Work.of(one.value, [*one.repeats, *(value for other in others for value in other.runs)])
     check, owner = group[0].check, group[0].owner
     assert owner is not None
     if any(one.check == "replay" and one.place == "original" and one.value == NONFINITE for one in group):
         check = "numerics"  # the replay was forced by it, and only says whose it is
-    frozen = {rank: frozenset(of_rank) for rank, of_rank in sorted(seen.items())}
     is_input = group[0].check == "input"
-    return _Case(check, owner, group[0].micro, is_input, work, frozen, _reference(work, topology))
+    return _Case(check, owner, group[0].micro, is_input, work, seen, _reference(work, topology))
 
 
 def _reference(work: Mapping[int, _Work], topology: Topology) -> str | None:
