@@ -6,7 +6,6 @@ Changing a number here is a decision to be argued for, not a way to pass.
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import re
 import subprocess
@@ -18,18 +17,13 @@ from pathlib import Path
 from statistics import quantiles
 from urllib.parse import urlsplit
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "bitwitness"
 
 FILE_LINES_MAX, FILE_LINES_P90 = 600, 400
 FUNCTION_LINES_MAX, FUNCTION_LINES_P90 = 100, 40
 TEXT_SUFFIXES = {"", ".cfg", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
-MACHINE_FOLDERS = ("src", "tests", "benchmarks", "docs", "deploy", ".ci")
-
-# What a machine without an accelerator must be able to import (DESIGN section 2).
-TORCH_FREE = ("errors", "evidence", "topology", "verdict", "policy", "runfiles", "cli.main")
+FOLDERS = ("src", "tests", "benchmarks", "docs", "deploy", ".ci")
 
 
 @dataclass(frozen=True)
@@ -147,19 +141,9 @@ def test_no_html_in_python() -> None:
     ]
 
 
-def test_public_names_are_those_promised() -> None:
-    """`__all__`, `dir()` and what can be got are one and the same."""
-    package = importlib.import_module("bitwitness")
-    assert sorted(package.__all__) == dir(package)
-    assert all(getattr(package, name) is not None for name in package.__all__)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = package.no_such_name
-
-
-@pytest.mark.parametrize("module", TORCH_FREE)
-def test_module_imports_without_torch(module: str) -> None:
-    """Imported alone in a process in which torch and numpy cannot be imported."""
-    program = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import bitwitness.{module}"
+def test_command_line_imports_without_torch() -> None:
+    """A platform team installs it on machines without an accelerator, and `--help` must not wait for torch."""
+    program = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; import bitwitness.cli.main"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -169,7 +153,7 @@ def test_module_imports_without_torch(module: str) -> None:
 
 def texts() -> Iterator[Path]:
     """What is committed: the files of the known folders, and those at the top."""
-    for file in [*ROOT.iterdir(), *(file for folder in MACHINE_FOLDERS for file in (ROOT / folder).rglob("*"))]:
+    for file in [*ROOT.iterdir(), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*"))]:
         hidden_or_built = "__pycache__" in file.parts or (file.parent == ROOT and file.name.startswith(".coverage"))
         if file.is_file() and file.suffix in TEXT_SUFFIXES and not hidden_or_built:
             yield file
