@@ -9,6 +9,8 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 PIP_ARGS ?=
 # Further arguments for what a target runs, e.g. make test ARGS="-k verdict".
 ARGS ?=
+# Which benchmarks `make bench` runs; all of them unless named.
+BENCHES ?= $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip
@@ -49,7 +51,7 @@ docs-help: $(VENV)/.dev  ## write the current help of every command into README.
 	$(PY) -m tests.docs_help --write
 
 bench: $(VENV)/.dev  ## measure the promises of the README on this machine
-	$(PY) -m benchmarks $(ARGS)
+	@set -e; for name in $(BENCHES); do echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS); done
 
 build: $(VENV)/.dev  ## source archive and wheel, in dist/
 	rm -rf dist
