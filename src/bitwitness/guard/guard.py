@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from bitwitness._version import __version__
-from bitwitness.errors import BitwitnessError, ConfigurationError, CorruptionDetected, GuardFailure, WorkloadError
+from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailure, WorkloadError
 from bitwitness.evidence import Verdict
 from bitwitness.guard import start
 from bitwitness.guard.agreement import Channel
@@ -45,6 +45,9 @@ logger = logging.getLogger("bitwitness")
 
 CHECKS: tuple[type[Check], ...] = (Numerics, Replay, Replicas)
 """Which checks run, in the order in which they run at each place of a step."""
+
+_LOST_COLLECTIVE = ("gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
+"""How the errors of a collective of the job read, when a rank was lost."""
 
 _guarded: WeakSet[nn.Module] = WeakSet()
 
@@ -142,7 +145,7 @@ class Guard:
         self.limits = self._find_limits(chosen, rebuild_batch is not None)
         self.policy = policy = _allowed(chosen, self.topology)
         seed = facts[0]["seed"]
-        workload = Workload(module, loss_fn or _no_loss_function, device, seed, tuple(generators))
+        workload = Workload(outer, module, loss_fn or _no_loss_function, device, seed, tuple(generators))
         gradients = LocalGradients(outer, workload, inner_hook)
         enabled = scaler if scaler is not None and scaler.is_enabled() else None
         optimizers = start.check_optimizers(optimizer, module)
@@ -270,6 +273,7 @@ class Guard:
         self._closed = True
         _guarded.discard(self.job.model)
         self.job.gradients.close()
+        self.job.workload.close()
         self._buffers.close()
         if hasattr(self, "_ledger"):
             self._ledger.close()
@@ -380,8 +384,7 @@ class Guard:
         self._buffers.take()
         self._step.micros.clear()
         self._last_seen = False
-        lost = isinstance(error, RuntimeError) and not isinstance(error, BitwitnessError)
-        if lost and any(word in str(error) for word in ("gloo", "NCCL", "onnection", "imed out")):
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_COLLECTIVE):
             silent = self.job.channel.silent_ranks("the job's own collective")
             error.add_note(f"bitwitness: a collective of the job failed at step {self._step.index}. {silent}")
 
@@ -414,6 +417,11 @@ class Guard:
         if scaler is not None and not isinstance(scaler, GradScaler):
             raise ConfigurationError(f"scaler is a {type(scaler).__name__}: give a torch.amp.GradScaler")
         device = next(module.parameters()).device
+        if policy.audit != "off" and device.type == "cuda" and torch.backends.cudnn.benchmark:
+            raise ConfigurationError(
+                "torch.backends.cudnn.benchmark=True lets each rank choose its own kernels, and equal kernels are needed for equal "
+                'bits: set it to False, or Policy(audit="off")'
+            )
         if policy.deterministic_audits and device.type == "cuda" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             raise ConfigurationError(
                 "deterministic_audits=True needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before the process starts"

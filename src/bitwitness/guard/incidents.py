@@ -22,6 +22,9 @@ from bitwitness.runfiles import RunFiles, new_incident_id, utc_now, write_bytes
 
 logger = logging.getLogger(__name__)
 
+_WEIGHTS_SAVED = 256 << 20
+"""Bytes of parameters up to which they are saved beside the micro-batches; larger ones come from a checkpoint."""
+
 _OWNERS_SAVED = 2
 """How many owners save their micro-batches: with a fault of a node there may be many, and one or two show it."""
 
@@ -87,6 +90,9 @@ def _save_reproduction(job: Job, folder: Path, step: Step) -> None:
         for micro in step.micros
     ]
     record = {"rank": job.rank, "step": step.index, "seed": job.seed, "micro_batches": micros}
+    parameters = dict(job.module.named_parameters())
+    if sum(one.numel() * one.element_size() for one in parameters.values()) <= _WEIGHTS_SAVED:
+        record["parameters"] = {name: one.detach() for name, one in parameters.items()}
     torch.save(record, content)
     write_bytes(folder / f"micro-batches-rank-{job.rank:05d}.pt", content.getvalue())
 

@@ -7,14 +7,19 @@ not verified: a process that dies loses at most the open ranges, which then show
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from bitwitness.errors import RunFilesError
 from bitwitness.evidence import CheckName, LedgerEntry, Observation
 from bitwitness.guard.job import Outcome
 from bitwitness.runfiles import Journal
+
+logger = logging.getLogger("bitwitness")
 
 _LONGEST = 100
 """Steps after which an open range is written even though nothing has changed."""
@@ -25,6 +30,7 @@ class Ledger:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._refused = 0
         self._open: dict[CheckName, LedgerEntry] = {}
         # A loop that simply ends loses nothing: what is open is written when the interpreter exits.
         self._at_exit = partial(_close_if_alive, weakref.ref(self))
@@ -46,22 +52,32 @@ class Ledger:
         """Journal this rank's own observations; the incident holds everybody's."""
         for one in seen:
             if one.rank == rank:
-                self._journal.append("observation", one.to_json())
+                self._append("observation", one.to_json())
 
     def event(self, kind: str, record: Mapping[str, Any]) -> None:
         """Journal something else: a start, a verdict, a failure of the guard."""
-        self._journal.append(kind, record)
+        self._append(kind, record)
 
     def close(self) -> None:
         """Write what is open and close the journal."""
         for entry in self._open.values():
             self._write(entry)
         self._open = {}
-        self._journal.close()
+        with suppress(OSError):
+            self._journal.close()
         atexit.unregister(self._at_exit)
 
     def _write(self, entry: LedgerEntry) -> None:
-        self._journal.append("ledger", entry.to_json())
+        self._append("ledger", entry.to_json())
+
+    def _append(self, kind: str, record: Mapping[str, Any]) -> None:
+        """A disk that refuses must not stop the job: what is not written is a gap, and never health."""
+        try:
+            self._journal.append(kind, record)
+        except RunFilesError as error:
+            if not self._refused:
+                logger.error("%s: what is verified from now on is not on record; training goes on", error)
+            self._refused += 1
 
 
 def _continues(before: LedgerEntry, entry: LedgerEntry) -> bool:

@@ -108,12 +108,14 @@ def check_optimizers(optimizer: object, module: nn.Module) -> tuple[torch.optim.
 def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:
     """Where this rank stands: what `Placement` needs, but for the slot, which depends on the other ranks."""
     node = node_name(os.environ)
-    software = f"torch {torch.__version__}"
+    software = f"torch {torch.__version__}, float32 matmul precision {torch.get_float32_matmul_precision()}"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         identity, model = f"GPU-{properties.uuid}", properties.name
-        software += f", CUDA {torch.version.cuda}"
+        software += f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     else:
+        # The number of threads divides sums, and so decides their bits.
+        software += f", {torch.get_num_threads()} threads"
         identity, model = "", f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
     return {"rank": rank, "node": node, "device": identity, "model": model, "software": software}
 

@@ -110,6 +110,7 @@ class Workload:
     """The inner module, the loss function and how to run them again.
 
     Args:
+        model: the model as it is trained, DDP or plain.
         module: the module inside DDP (or the plain module).
         loss_fn: shared by training and replay.
         device: where the module lives.
@@ -119,6 +120,7 @@ class Workload:
 
     def __init__(
         self,
+        model: nn.Module,
         module: nn.Module,
         loss_fn: LossFunction,
         device: torch.device,
@@ -126,6 +128,8 @@ class Workload:
         generators: Sequence[UserGenerator],
     ) -> None:
         self.module = module
+        self._replaying = False
+        self._refusal = model.register_forward_pre_hook(self._refuse_in_replay) if model is not module else None
         self.device = device
         self.seed = seed
         self.generators = generators
@@ -173,7 +177,11 @@ class Workload:
                     torch.autograd.backward(scaled, inputs=[leaves[name] for name in self.trained])
 
             replaced = {f"inner.{name}": tensor for name, tensor in (leaves | clones(buffers)).items()}
-            loss = functional_call(self._whole, replaced, (state["batch"], backward))
+            self._replaying = True
+            try:
+                loss = functional_call(self._whole, replaced, (state["batch"], backward))
+            finally:
+                self._replaying = False
         result = Result(
             loss=fingerprint_tensors([loss], self.seed).cpu(), loss_is_finite=bool(torch.isfinite(loss))
         )
@@ -187,6 +195,18 @@ class Workload:
             zeros = torch.zeros_like(self.trained[name], requires_grad=False)
             self._zero_rows[name] = fingerprint_tensors([zeros], self.seed)[0].cpu()
         return self._zero_rows[name]
+
+    def close(self) -> None:
+        """Remove the hook that keeps replays away from DDP."""
+        if self._refusal is not None:
+            self._refusal.remove()
+
+    def _refuse_in_replay(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._replaying:
+            raise WorkloadError(
+                "loss_fn uses a DDP model of its own instead of the model it is given: a replay must run outside DDP. Write "
+                "compute_loss(model, batch) so that it calls its argument"
+            )
 
     def _all_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()

@@ -59,8 +59,14 @@ def _examine(job: Job, step: Step) -> _Findings:
     if not torch.equal(workload.batch_digests(micro.batch).cpu(), micro.digests.cpu()):
         return _Findings(True, True, True, (), True, "")
     state = micro.state(True, ship_all_buffers=True)
-    with NoCollectives():
-        workload.replay(state, micro.buffers, with_gradients=False)
+    try:
+        with NoCollectives():
+            workload.replay(state, micro.buffers, with_gradients=False)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise WorkloadError(
+            f"loss_fn trained, but cannot be replayed ({type(error).__name__}: {error}): a witness calls it with the inner "
+            "module, not with DDP; use its first argument as a plain module"
+        ) from error
     failed = ""
     gradients = job.policy.audit != "loss" and micro.gradients is not None
     if gradients:
