@@ -1,0 +1,223 @@
+"""How bits are changed on purpose: the one place.
+
+A drill inside the guard and a fault injected by a test or a campaign must be the same thing, so both come here. Like a
+fault in hardware, a mutation leaves no trace but the bits: it bypasses autograd and the version counters of tensors, and
+draws no random number. Unlike one, it is checked: where nothing has changed, it says so instead of passing for a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.float8_e8m0fnu)
+
+
+class FaultDidNotLand(RuntimeError):
+    """A mutation changed no bit, so whatever it was to prove is not proved."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlipBits:
+    """Flip these bits of an element, numbered from the least significant, 0. A complex number's imaginary part is on top."""
+
+    bits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlipSign:
+    """Negate: the sign bit of a floating-point number (both of a complex one), the two's complement of an integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Multiply by a factor. Integers take whole factors and wrap around, as their arithmetic does."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetTo:
+    """Replace by a value, e.g. `math.nan` or `math.inf`; rounded to the dtype, which must have such a value."""
+
+    value: float
+
+
+Mutation = FlipBits | FlipSign | Scale | SetTo
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a mutation did.
+
+    Attributes:
+        selected, changed: how many elements were to change, and how many now have other bits.
+        index: of the first changed element, in logical order.
+        before, after: this element, in words.
+    """
+
+    selected: int
+    changed: int
+    index: int
+    before: str
+    after: str
+
+
+def apply_(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) -> Landed:
+    """Change elements in place.
+
+    Args:
+        tensor: of any strided layout, dtype and device; a leaf that requires a gradient is as good as any.
+        mutation: what to do to each element.
+        indices: which, as positions in logical order (those of `tensor.flatten()`), from 0; each at most once.
+
+    Raises:
+        ValueError: the mutation makes no sense for this dtype, or an index is out of range or repeated.
+        FaultDidNotLand: not one bit has changed.
+    """
+    where = _checked(tensor, indices)
+    words = _words(tensor)
+    parts = words.shape[len(tensor.shape) or 1 :]
+    place = torch.unravel_index(where, words.shape[: words.dim() - len(parts)])
+    before = words[place]
+    words[place] = _mutated(before, tensor.dtype, mutation)
+    after = words[place]
+    changed = (before != after).flatten(1).any(dim=1) if parts else before != after
+    count = int(changed.sum())
+    if not count:
+        raise FaultDidNotLand(
+            f"{mutation} changed no bit of the {where.numel()} selected elements of a {tensor.dtype} tensor of shape "
+            f"{list(tensor.shape)}, e.g. element {int(where[0])}, which is {_shown(before[0], tensor.dtype)}"
+        )
+    first = int(changed.nonzero()[0])
+    return Landed(
+        selected=where.numel(),
+        changed=count,
+        index=int(where[first]),
+        before=_shown(before[first], tensor.dtype),
+        after=_shown(after[first], tensor.dtype),
+    )
+
+
+def apply(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) -> tuple[Tensor, Landed]:
+    """As `apply_`, on a detached copy of the tensor; the copy, and what was done to it."""
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return copy, apply_(copy, mutation, indices)
+
+
+def _checked(tensor: Tensor, indices: Sequence[int] | Tensor) -> Tensor:
+    where = torch.as_tensor(indices, dtype=torch.int64, device=tensor.device).flatten()
+    if not where.numel():
+        raise ValueError("no element is selected: give at least one index")
+    lowest, highest = int(where.min()), int(where.max())
+    if lowest < 0 or highest >= tensor.numel():
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"index {wrong} is outside a tensor of {tensor.numel()} elements (shape {list(tensor.shape)})")
+    if where.unique().numel() != where.numel():
+        raise ValueError("an index is given twice: a bit flipped twice is as it was")
+    return where
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The tensor's own memory as integers as wide as its elements; a trailing axis of two where these have 16 bytes."""
+    if tensor.layout != torch.strided:
+        raise ValueError(f"a tensor of layout {tensor.layout} cannot be mutated: give its values()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError("this is a lazily conjugated or negated view: its bits are not in memory; resolve it first")
+    raw = tensor.data  # not detach(): that shares the version counter, and hardware bumps none
+    raw = raw.unsqueeze(0) if raw.dim() == 0 else raw
+    if raw.dtype == torch.complex128:
+        return torch.view_as_real(raw).view(torch.int64)
+    return raw.view(_INTEGERS[raw.element_size()])
+
+
+def _mutated(words: Tensor, dtype: torch.dtype, mutation: Mutation) -> Tensor:
+    match mutation:
+        case FlipBits(bits):
+            return _flipped(words, dtype, bits)
+        case FlipSign():
+            return _negated(words, dtype)
+        case Scale(factor):
+            return _scaled(words, dtype, factor)
+        case SetTo(value):
+            return _value(value, dtype).to(words.device).expand(words.shape)
+
+
+def _width(words: Tensor) -> int:
+    return 8 * words.element_size()
+
+
+def _flipped(words: Tensor, dtype: torch.dtype, bits: Sequence[int]) -> Tensor:
+    width = _width(words)
+    total = 1 if dtype == torch.bool else width * (2 if dtype == torch.complex128 else 1)
+    wrong = [bit for bit in bits if not 0 <= bit < total]
+    if wrong or not bits or len(set(bits)) != len(bits):
+        raise ValueError(f"FlipBits({tuple(bits)}): {dtype} takes different bits from 0 to {total - 1}, at least one")
+    if dtype != torch.complex128:
+        return words ^ _mask(bits, words)
+    real = _mask([bit for bit in bits if bit < width], words)
+    imaginary = _mask([bit - width for bit in bits if bit >= width], words)
+    return words ^ torch.stack([real, imaginary])
+
+
+def _mask(bits: Sequence[int], words: Tensor) -> Tensor:
+    """An integer with these bits set, as the signed number that has them."""
+    width = _width(words)
+    value = sum(1 << bit for bit in bits)
+    signed = value - (1 << width) if value >> (width - 1) else value
+    return torch.tensor(signed, dtype=words.dtype, device=words.device)
+
+
+def _negated(words: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype in _UNSIGNED:
+        raise ValueError(f"FlipSign: {dtype} has no sign")
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return -words
+    width = _width(words)
+    half = width // 2
+    signs = [half - 1, width - 1] if dtype in (torch.complex32, torch.complex64) else [width - 1]
+    return words ^ _mask(signs, words)  # of a complex128 the two words are two numbers
+
+
+def _scaled(words: Tensor, dtype: torch.dtype, factor: float) -> Tensor:
+    if dtype == torch.bool:
+        raise ValueError("Scale: a bool cannot be scaled; use FlipBits((0,)) or SetTo")
+    if dtype.is_complex:
+        part = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}[dtype]
+        return (words.view(part).to(torch.float64) * factor).to(part).view(words.dtype)
+    if dtype.is_floating_point:
+        return (words.view(dtype).to(torch.float64) * factor).to(dtype).view(words.dtype)
+    if not float(factor).is_integer():
+        raise ValueError(f"Scale({factor}): {dtype} takes whole factors")
+    wide = words.to(torch.int64)  # the sign of an unsigned number is wrong here, and its low bits are right
+    return (wide * int(factor)).to(words.dtype)
+
+
+def _value(value: float, dtype: torch.dtype) -> Tensor:
+    """One value as words: a scalar, or `[2]` for complex128."""
+    if dtype.is_floating_point or dtype.is_complex:
+        made = torch.tensor(value, dtype=torch.float64).to(dtype)
+        got = complex(made.to(torch.complex128)) if dtype.is_complex else complex(float(made))
+        if (math.isnan(value), math.isinf(value)) != (math.isnan(got.real), math.isinf(got.real)):
+            raise ValueError(f"SetTo({value}): {dtype} has no such value")
+        return _words(made).squeeze(0)
+    allowed = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not math.isfinite(value) or value != int(value) or not allowed[0] <= value <= allowed[1]:
+        raise ValueError(f"SetTo({value}): {dtype} takes whole numbers from {allowed[0]} to {allowed[1]}")
+    width = 8 * dtype.itemsize
+    number = int(value)
+    signed = number - (1 << width) if number >> (width - 1) > 0 else number
+    return torch.tensor(signed, dtype=_INTEGERS[dtype.itemsize])
+
+
+def _shown(word: Tensor, dtype: torch.dtype) -> str:
+    """One element, as a number and as the bits it is made of."""
+    bits = " ".join(f"{int(part) & ((1 << _width(word)) - 1):0{_width(word) // 4}x}" for part in word.flatten())
+    number = word.view(dtype) if dtype != torch.complex128 else torch.view_as_complex(word.view(torch.float64))
+    value = complex(number.to(torch.complex128)) if dtype.is_complex else number.item()
+    return f"{value} (0x{bits})"

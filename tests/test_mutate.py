@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitwitness import mutate
+from bitwitness.mutate import FaultDidNotLand, FlipBits, FlipSign, Mutation, Scale, SetTo
+
+FLOATS = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+COMPLEX = [torch.complex64, torch.complex128]
+DTYPES = [*FLOATS, *INTEGERS, *COMPLEX, torch.float8_e8m0fnu, torch.bool]
+
+
+def made(dtype: torch.dtype, shape: tuple[int, ...] = (3, 5)) -> Tensor:
+    """Small numbers that every dtype can hold, none of them zero where that would matter."""
+    count = math.prod(shape)
+    numbers = torch.arange(1, count + 1, dtype=torch.float64) % 7 + 1
+    if dtype == torch.bool:
+        return (numbers > 3).reshape(shape)
+    if dtype.is_complex:
+        return torch.complex(numbers, -numbers).to(dtype).reshape(shape)
+    return numbers.to(dtype).reshape(shape)
+
+
+def as_bytes(tensor: Tensor) -> list[list[int]]:
+    """Every element's bytes, in logical order."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    rows: list[list[int]] = flat.view(torch.uint8).reshape(flat.numel(), -1).tolist()
+    return rows
+
+
+def flipped_bits(before: Tensor, after: Tensor) -> dict[int, list[int]]:
+    """By element, which bits differ."""
+    found: dict[int, list[int]] = {}
+    for index, (old, new) in enumerate(zip(as_bytes(before), as_bytes(after), strict=True)):
+        bits = [8 * i + b for i, (x, y) in enumerate(zip(old, new, strict=True)) for b in range(8) if (x ^ y) >> b & 1]
+        if bits:
+            found[index] = bits
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_of_every_dtype_flips_alone(dtype: torch.dtype) -> None:
+    width = 1 if dtype == torch.bool else 8 * dtype.itemsize
+    for bit in range(width):
+        before = made(dtype)
+        after, landed = mutate.apply(before, FlipBits((bit,)), [7])
+        assert flipped_bits(before, after) == {7: [bit]}
+        assert (landed.selected, landed.changed, landed.index) == (1, 1, 7)
+        assert landed.before != landed.after
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_several_bits_of_several_elements(dtype: torch.dtype) -> None:
+    bits = [0] if dtype == torch.bool else [0, 8 * dtype.itemsize - 1]
+    before = made(dtype)
+    after, landed = mutate.apply(before, FlipBits(tuple(bits)), [14, 0, 3])
+    assert flipped_bits(before, after) == {0: bits, 3: bits, 14: bits}
+    assert (landed.selected, landed.changed, landed.index) == (3, 3, 14)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sign_of_a_float_is_its_top_bit(dtype: torch.dtype) -> None:
+    before = made(dtype)
+    after, _ = mutate.apply(before, FlipSign(), [4])
+    assert flipped_bits(before, after) == {4: [8 * dtype.itemsize - 1]}
+    assert float(after.flatten()[4].double()) == -float(before.flatten()[4].double())
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_sign_of_a_complex_number_is_two_bits(dtype: torch.dtype) -> None:
+    before = made(dtype)
+    after, _ = mutate.apply(before, FlipSign(), [4])
+    width = 8 * dtype.itemsize
+    assert flipped_bits(before, after) == {4: [width // 2 - 1, width - 1]}
+    assert after.flatten()[4] == -before.flatten()[4]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_sign_of_an_integer_is_its_negative(dtype: torch.dtype) -> None:
+    after, _ = mutate.apply(made(dtype), FlipSign(), [4])
+    assert after.flatten()[4] == -made(dtype).flatten()[4]
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in (torch.bool, torch.float8_e8m0fnu)], ids=str)
+def test_scaling(dtype: torch.dtype) -> None:
+    before = made(dtype)
+    after, landed = mutate.apply(before, Scale(4.0), list(range(15)))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    assert torch.equal(after.to(wide), before.to(wide) * 4)
+    assert landed.changed == 15
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_setting_a_value_touches_nothing_else(dtype: torch.dtype) -> None:
+    before = made(dtype)
+    value = 1.0 - float(before.flatten()[2].double()) if dtype == torch.bool else 64.0
+    after, _ = mutate.apply(before, SetTo(value), [2])
+    assert list(flipped_bits(before, after)) == [2]
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    assert after.flatten()[2].to(wide) == value
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_special_values_land_or_are_refused(dtype: torch.dtype, value: float) -> None:
+    has_inf = dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+    before = made(dtype)
+    if math.isinf(value) and not has_inf:
+        with pytest.raises(ValueError, match="has no such value"):
+            mutate.apply(before, SetTo(value), [2])
+        return
+    after, landed = mutate.apply(before, SetTo(value), [2])
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    real = float(after.flatten()[2].to(wide).real)
+    assert math.isnan(real) if math.isnan(value) else real == value
+    assert list(flipped_bits(before, after)) == [2]
+    assert "nan" in landed.after or "inf" in landed.after
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda base: base.t(),
+    "every second": lambda base: base[:, ::2],
+    "a column": lambda base: base[:, 1],
+    "one element": lambda base: base[1, 1],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_views_are_changed_in_place_and_in_logical_order(dtype: torch.dtype, layout: str) -> None:
+    base = made(dtype, (4, 6))
+    untouched = base.clone()
+    view = LAYOUTS[layout](base)
+    before = view.clone()
+    last = view.numel() - 1
+    mutate.apply_(view, FlipBits((0,)), [last])
+    assert flipped_bits(before, view) == {last: [0]}
+    assert len(flipped_bits(untouched, base)) == 1
+
+
+def test_a_leaf_that_requires_a_gradient_is_changed_silently() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    loss = (weight * weight).sum()
+    version = weight._version
+    mutate.apply_(weight, FlipSign(), [5])
+    assert weight.detach().flatten().tolist() == [1.0] * 5 + [-1.0]
+    assert weight._version == version
+    loss.backward()  # autograd saw nothing, as it would not in hardware
+    assert weight.grad is not None
+    assert weight.grad.flatten().tolist() == [2.0] * 5 + [-2.0]
+
+
+def test_a_copy_leaves_the_original_alone() -> None:
+    tensor = torch.ones(4, requires_grad=True)
+    copy, _ = mutate.apply(tensor, Scale(2.0), [0])
+    assert tensor.tolist() == [1.0] * 4
+    assert copy.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert not copy.requires_grad
+
+
+def test_no_random_state_is_touched() -> None:
+    before = torch.get_rng_state()
+    for mutation in (FlipBits((3,)), FlipSign(), Scale(3.0), SetTo(math.nan)):
+        mutate.apply(torch.ones(100), mutation, torch.arange(50))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "value"), [(Scale(1.0), 3.0), (Scale(4.0), 0.0), (SetTo(3.0), 3.0), (SetTo(math.nan), math.nan)]
+)
+def test_a_fault_that_changes_nothing_is_loud(mutation: Mutation, value: float) -> None:
+    with pytest.raises(FaultDidNotLand, match="changed no bit of the 2 selected elements"):
+        mutate.apply_(torch.full((4,), value), mutation, [1, 2])
+
+
+def test_zero_turning_negative_has_landed() -> None:
+    """The bits count, not what == makes of them."""
+    after, _ = mutate.apply(torch.zeros(3), FlipSign(), [1])
+    assert math.copysign(1.0, float(after[1])) == -1.0
+
+
+def test_part_of_the_selection_may_stay_as_it_is() -> None:
+    gradient = torch.tensor([0.0, 2.0, 0.0, 3.0])
+    landed = mutate.apply_(gradient, Scale(4.0), range(4))
+    assert gradient.tolist() == [0.0, 8.0, 0.0, 12.0]
+    assert (landed.selected, landed.changed, landed.index) == (4, 2, 1)
+    assert landed.before.startswith("2.0 (0x40000000")
+    assert landed.after.startswith("8.0 (0x41000000")
+
+
+@pytest.mark.parametrize("indices", [[], [4], [-1], [1, 1]])
+def test_wrong_indices(indices: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"ind|element"):
+        mutate.apply_(torch.ones(4), FlipSign(), indices)
+
+
+WRONG: list[tuple[torch.dtype, Mutation]] = [
+    (torch.float32, FlipBits((32,))),
+    (torch.float32, FlipBits((-1,))),
+    (torch.float32, FlipBits(())),
+    (torch.float32, FlipBits((3, 3))),
+    (torch.bool, FlipBits((1,))),
+    (torch.bool, Scale(2.0)),
+    (torch.bool, FlipSign()),
+    (torch.uint8, FlipSign()),
+    (torch.int32, Scale(0.5)),
+    (torch.int32, SetTo(math.nan)),
+    (torch.int32, SetTo(0.5)),
+    (torch.uint8, SetTo(256)),
+    (torch.uint8, SetTo(-1)),
+    (torch.bool, SetTo(2)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "mutation"), WRONG, ids=str)
+def test_mutations_that_make_no_sense(dtype: torch.dtype, mutation: Mutation) -> None:
+    tensor = made(dtype)
+    before = tensor.clone()
+    with pytest.raises(ValueError, match=r"Flip|Scale|SetTo"):
+        mutate.apply_(tensor, mutation, [0])
+    assert not flipped_bits(before, tensor)
+
+
+def test_sparse_and_lazy_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="layout"):
+        mutate.apply_(torch.eye(3).to_sparse(), FlipSign(), [0])
+    with pytest.raises(ValueError, match="lazily"):
+        mutate.apply_(torch.ones(3, dtype=torch.complex64).conj(), FlipSign(), [0])
+
+
+def test_integers_wrap_around() -> None:
+    assert mutate.apply(torch.tensor([100], dtype=torch.int8), Scale(2.0), [0])[0].tolist() == [-56]
+    assert mutate.apply(torch.tensor([200], dtype=torch.uint8), Scale(2.0), [0])[0].tolist() == [144]
