@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bitwitness.fingerprint import combine, fingerprint_tensors, reference
+from bitwitness.fingerprint.two_sums import two_sums
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -86,3 +87,25 @@ def test_rows_and_blocks_join_up(dtype: torch.dtype, size: int) -> None:
     tensor = random_tensor(dtype, (size,), size)
     assert fingerprint_tensors([tensor], 5).tolist() == [expected(tensor, 5)]
     assert fingerprint_tensors([tensor[3:]], 5).tolist() == [expected(tensor[3:], 5)]
+
+
+@pytest.mark.parametrize("words", [2, 30, 2**19, 2**19 + 2, 2**19 + 4, 2**20 + 2, 3 * 2**19 + 6])
+def test_two_sums_alone_are_those_of_the_fingerprint(words: int) -> None:
+    """With bits that are all set, and random ones, around the size of a block."""
+    for memory in (torch.full((words + 4,), -1, dtype=torch.int32), random_tensor(torch.int32, (words + 4,), words)):
+        tensor = memory[2:-2]
+        salts = [reference.signed(salt) for salt in reference.salts("int32", (words,))[:2]]
+        assert (two_sums(tensor) + torch.tensor(salts)).tolist() == fingerprint_tensors([tensor])[0, :2].tolist()
+
+
+def test_two_sums_refuses_what_it_cannot_read_in_place() -> None:
+    memory = torch.zeros(64, dtype=torch.int32)
+    for bad in (memory[1:], memory[:63], memory.view(8, 8).t()):
+        with pytest.raises(ValueError, match="contiguous"):
+            two_sums(bad)
+
+
+def test_complex32_counts_its_bytes() -> None:
+    data = torch.arange(32, dtype=torch.uint8)
+    digest = list(reference.fingerprint_bytes(bytes(range(32)), "complex32", (8,)))
+    assert fingerprint_tensors([data.view(torch.complex32)]).tolist() == [digest]

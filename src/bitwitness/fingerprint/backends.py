@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fingerprint import torch_ops
 
 Backend = Callable[[Sequence[Tensor], int], Tensor]
-"""(detached dense tensors on one device, seed in [0, 2^64)) -> int64 [len(tensors), 3] on that device."""
+"""(at least one tensor, all dense and on one device; seed in [0, 2^64), called without gradients) -> int64 [len(tensors), 3] on that device."""
 
 _backends: dict[str, Backend] = {}
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def register_backend(device_type: str, backend: Backend) -> None:
@@ -38,14 +40,14 @@ def fingerprint_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Tensor:
     int64 [0, 3] on the CPU.
 
     Raises ConfigurationError (a ValueError), naming the index: tensors on different devices, or a tensor that has no
-    bytes of its own in a dense layout (sparse, quantized, meta, nested, or not a tensor at all).
+    bytes of its own in a dense layout (sparse, quantized, meta, a wrapper such as DTensor, not a tensor at all).
     """
     device = _common_device(tensors)
     if device is None:
         return torch.zeros((0, 3), dtype=torch.int64, device="cpu")
     backend = _backends.get(device.type, torch_ops.fingerprint_tensors)
     with torch_ops.isolated():
-        return backend([tensor.detach() for tensor in tensors], seed % 2**64)
+        return backend(tensors, seed % 2**64)
 
 
 def combine(digests: Tensor, seed: int) -> Tensor:
@@ -70,14 +72,8 @@ def combine(digests: Tensor, seed: int) -> Tensor:
 def _common_device(tensors: Sequence[Tensor]) -> torch.device | None:
     device: torch.device | None = None
     for index, tensor in enumerate(tensors):
-        if not isinstance(tensor, Tensor):
-            raise ConfigurationError(f"tensors[{index}] is not a tensor but {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
-            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else f"{tensor.layout}"
-            kind = "meta" if tensor.is_meta else kind
-            raise ConfigurationError(
-                f"tensors[{index}] is {kind}: only dense tensors have a fingerprint; pass its dense parts instead"
-            )
+        if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            _refuse_unless_dense(index, tensor)
         if device is None:
             device = tensor.device
         elif tensor.device != device:
@@ -86,3 +82,22 @@ def _common_device(tensors: Sequence[Tensor]) -> torch.device | None:
                 "fingerprint the tensors of each device in a call of their own"
             )
     return device
+
+
+def _refuse_unless_dense(index: int, tensor: object) -> None:
+    kind = None
+    if not isinstance(tensor, Tensor):
+        kind = f"not a tensor but {type(tensor).__name__}"
+    elif type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        # A wrapper such as DTensor has no bytes of its own, and its operations may communicate.
+        kind = f"a {type(tensor).__name__}"
+    elif tensor.is_meta:
+        kind = "on the meta device"
+    elif tensor.is_quantized:
+        kind = "quantized"
+    elif tensor.layout != torch.strided:
+        kind = f"of layout {tensor.layout}"
+    if kind is not None:
+        raise ConfigurationError(
+            f"tensors[{index}] is {kind}: only dense tensors have a fingerprint; pass its dense or local parts instead"
+        )

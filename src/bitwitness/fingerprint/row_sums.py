@@ -23,6 +23,7 @@ ROW_BYTES = 4 * ROW_WORDS
 GROUP_ROWS = 4096
 """Rows whose partial sums are worked up together: 32 MiB of input, so that the small operations cost nothing."""
 
+_CPU = torch.device("cpu")
 _MASK32 = 0xFFFFFFFF
 _BIAS = 0x80808080
 """128 in each byte of a word: what lies between a word and the word of its bytes taken as signed after the flip."""
@@ -121,7 +122,7 @@ def int8_products_are_exact() -> bool:
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     if supported is None or not supported():
         return False
-    column = torch.arange(ROW_BYTES, dtype=torch.int64)
+    column = torch.arange(ROW_BYTES, dtype=torch.int64, device=_CPU)
     left = torch.stack([torch.full_like(column, -128), torch.full_like(column, 127), column * 37 % 256 - 128])
     right = left.repeat(6, 1)[:16]
     expected = (left.unsqueeze(1) * right).sum(2)
@@ -157,18 +158,18 @@ def inner_weights(seed: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _int8_weights(seed: int) -> tuple[Tensor, Tensor]:
     """The matrix int8 [ROW_BYTES, 16] of `Int8RowSums` and what the biases add to a row, int64 [3]."""
-    inner = inner_weights(seed, torch.device("cpu"))
-    position = torch.arange(1, ROW_WORDS + 1, dtype=torch.int64)
+    inner = inner_weights(seed, _CPU)
+    position = torch.arange(1, ROW_WORDS + 1, dtype=torch.int64, device=_CPU)
     low = (position + 128) % 256 - 128
     inner_digits = [(inner >> 8 * byte) % 256 - 128 for byte in range(4)]
-    matrix = torch.zeros((ROW_WORDS, 4, 16), dtype=torch.int8)
+    matrix = torch.zeros((ROW_WORDS, 4, 16), dtype=torch.int8, device=_CPU)
     for byte in range(4):
         matrix[:, byte, byte] = 1
         for first, digits in ((4, [low, (position - low) >> 8]), (9, inner_digits)):
             for place, digit in enumerate(digits):
                 matrix[:, byte, first + byte + place] = digit.to(torch.int8)
     sums = (ROW_WORDS, ROW_WORDS * (ROW_WORDS + 1) // 2, int((inner - _BIAS).sum()))
-    bias = torch.tensor([reference.signed(_BIAS * value) for value in sums], dtype=torch.int64)
+    bias = torch.tensor([reference.signed(_BIAS * value) for value in sums], dtype=torch.int64, device=_CPU)
     return matrix.view(ROW_BYTES, 16), bias
 
 
@@ -176,7 +177,7 @@ def _int8_weights(seed: int) -> tuple[Tensor, Tensor]:
 def _powers_of_256() -> Tensor:
     """Value of one unit of each column of the matrix, int64 [16]."""
     places = [place for first, last in Int8RowSums._COLUMNS for place in range(last - first)]
-    return torch.tensor([1 << 8 * place for place in places], dtype=torch.int64)
+    return torch.tensor([1 << 8 * place for place in places], dtype=torch.int64, device=_CPU)
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
