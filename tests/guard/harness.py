@@ -1,0 +1,172 @@
+"""Launching the ranks of a job on this machine, and reading back what each of them saw.
+
+A launch costs seconds, so many scenarios share one: every rank runs a list of them in turn on one process group, and writes
+what it saw as a line of JSON, which survives the rank. Nothing outlives a launch: the ranks are forked by one process,
+leader of its own session, they die with it, and it dies with the tests; a deadline ends them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Seen = dict[str, Any]
+"""What one rank saw in one scenario: JSON values."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Something that every rank does. `run` is a function of a module and `given` its argument: both travel by pickle."""
+
+    name: str
+    run: Callable[[Rank, Any], Seen]
+    given: Any = None
+    per_node: int = 1
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a scenario finds itself. `folder` is its own, shared by the ranks."""
+
+    rank: int
+    world_size: int
+    folder: Path
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the guard of this scenario writes."""
+        return self.folder / "run"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the process that forks the ranks is told. Without a process group a rank is alone."""
+
+    world_size: int
+    folder: Path
+    scenarios: Sequence[Scenario]
+    process_group: bool = True
+    collective_timeout: float = 60.0
+    port: int = 0
+
+
+@dataclass
+class Launch:
+    """What came back from a launch."""
+
+    spec: Spec
+    seconds: float
+    timed_out: bool
+    exit_codes: list[int | None]
+    results: list[dict[str, Seen]] = field(default_factory=list)
+
+    def seen(self, name: str) -> list[Seen]:
+        """What every rank saw in a scenario; fails, with the ranks' output, where one of them has nothing to say."""
+        for rank, seen in enumerate(self.results):
+            if name not in seen:
+                pytest.fail(f"rank {rank} did not finish {name} ({self._how_it_ended()})\n{self.output(rank)}")
+            if "crashed" in seen[name]:
+                pytest.fail(f"rank {rank} crashed in {name}: {seen[name]['crashed']}\n{self.output(rank)}")
+        return [seen[name] for seen in self.results]
+
+    def survivors(self, name: str) -> dict[int, Seen]:
+        """What those ranks saw that were left to tell."""
+        return {rank: seen[name] for rank, seen in enumerate(self.results) if name in seen}
+
+    def folder(self, name: str) -> Path:
+        """The folder of a scenario."""
+        return folder_of(self.spec, name)
+
+    def output(self, rank: int, characters: int = 6000) -> str:
+        """The end of what a rank wrote, and of what the process that forked it wrote."""
+        logs = [self.spec.folder / f"rank-{rank}.log", self.spec.folder / "launcher.log"]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-characters:]}" for log in logs if log.exists())
+
+    def _how_it_ended(self) -> str:
+        ended = f"exit codes {self.exit_codes}, after {self.seconds:.0f} s"
+        return f"killed at the deadline, {ended}" if self.timed_out else ended
+
+
+def launch(
+    scenarios: Sequence[Scenario],
+    world_size: int,
+    folder: Path,
+    deadline: float = 120.0,
+    process_group: bool = True,
+    collective_timeout: float = 60.0,
+) -> Launch:
+    """Run scenarios one after another on this many ranks; returns when all have ended, at the deadline by force."""
+    names = [scenario.name for scenario in scenarios]
+    assert len(set(names)) == len(names), "two scenarios of one launch have the same name"
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = Spec(world_size, folder, scenarios, process_group, collective_timeout, _free_port())
+    for scenario in scenarios:
+        folder_of(spec, scenario.name).mkdir(parents=True)
+    (folder / "spec.pickle").write_bytes(pickle.dumps(spec))
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    started = time.monotonic()
+    with (folder / "launcher.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.guard.worker", str(folder / "spec.pickle"), str(os.getpid())],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        timed_out = False
+        try:
+            process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    seconds = time.monotonic() - started
+    codes = [_exit_code(folder / f"rank-{rank}.exit") for rank in range(world_size)]
+    results = [_read_results(folder / f"rank-{rank}.jsonl") for rank in range(world_size)]
+    return Launch(spec, seconds, timed_out, codes, results)
+
+
+def folder_of(spec: Spec, name: str) -> Path:
+    """The folder that a scenario has for itself."""
+    return spec.folder / "scenarios" / name.replace("/", "_").replace(" ", "_")
+
+
+def _read_results(file: Path) -> dict[str, Seen]:
+    if not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {line["name"]: line["seen"] for line in lines}
+
+
+def _exit_code(file: Path) -> int | None:
+    return int(file.read_text()) if file.exists() else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,182 @@
+"""Each class of fault on each of three ranks of three nodes × two: stopped in time, on every rank, and rightly named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import bitwitness
+from tests.guard.faults import Fault
+from tests.guard.harness import Launch, Scenario, Seen, launch
+from tests.guard.training import Plan, run
+
+pytestmark = pytest.mark.timeout(400)
+
+RANKS = (0, 2, 5)
+STEP = 2
+PLAN = Plan(steps=4, policy={"audit": "gradients"})
+HOOKED = replace(PLAN, faulty_hook=True)
+REBUILT = replace(PLAN, rebuild=True)
+
+# What goes wrong, how often, in which job, and what the verdict must say.
+BEFORE_UPDATE = [
+    ("matmul", False, PLAN, "compute"),
+    ("matmul", True, PLAN, "compute"),
+    ("random matmul", True, PLAN, "compute"),
+    ("backward matmul", False, PLAN, "compute"),
+    ("backward matmul", True, PLAN, "compute"),
+    ("layer norm", False, PLAN, "compute"),
+    ("layer norm", True, PLAN, "compute"),
+    ("gradient x 4", False, PLAN, "compute"),
+    ("gradient x 4", True, PLAN, "compute"),
+    ("gradient sign", False, PLAN, "compute"),
+    ("gradient sign", True, PLAN, "compute"),
+    ("nan gradient", False, PLAN, "numeric"),
+    ("nan gradient", True, PLAN, "numeric"),
+    ("token", False, REBUILT, "input"),
+    ("token", True, REBUILT, "input"),
+    ("inf after the all-reduce", False, PLAN, "collective"),
+    ("inf in the all-reduce", False, HOOKED, "collective"),
+]
+AFTER_UPDATE = [
+    ("weight sign", False, PLAN, "memory"),
+    ("weight last bit", False, PLAN, "memory"),
+    ("moment x 16", False, PLAN, "memory"),
+]
+CASES = [
+    pytest.param(Fault(what, rank, STEP, persistent), plan, kind, id=Fault(what, rank, STEP, persistent).name)
+    for what, persistent, plan, kind in BEFORE_UPDATE + AFTER_UPDATE
+    for rank in RANKS
+]
+IN_REPLAYS = [
+    Fault(what, rank, STEP, persistent, "replays")
+    for what in ("matmul", "gradient x 4", "nan gradient")
+    for persistent in (False, True)
+    for rank in (2, 5)
+]
+SEVERAL = {
+    "a witness that fails in repeats": (Fault("matmul", 2, STEP), Fault("gradient sign", 4, STEP, True, "repeats")),
+    "two of three nodes": (Fault("matmul", 0, STEP, True), Fault("random matmul", 3, STEP, True)),
+    "two ranks of one node": (Fault("matmul", 2, STEP, True), Fault("layer norm", 3, STEP, False)),
+    "two owners": (Fault("gradient x 4", 1, STEP), Fault("layer norm", 4, STEP)),
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """One launch of six ranks for everything here."""
+    scenarios = [Scenario(name, run, plan, 2) for name, plan in (("clean", PLAN), ("clean hooked", HOOKED))]
+    for case in CASES:
+        fault, plan, _ = case.values
+        assert isinstance(fault, Fault)
+        assert isinstance(plan, Plan)
+        scenarios.append(Scenario(fault.name, run, plan.with_faults(fault), 2))
+        scenarios.append(Scenario(f"plain {fault.name}", run, plan.with_faults(fault, guarded=False, steps=STEP + 1), 2))
+    scenarios += [Scenario(fault.name, run, PLAN.with_faults(fault), 2) for fault in IN_REPLAYS]
+    scenarios += [Scenario(name, run, PLAN.with_faults(*faults), 2) for name, faults in SEVERAL.items()]
+    return launch(scenarios, 6, tmp_path_factory.mktemp("faults"), deadline=300)
+
+
+def detections(seen: list[Seen]) -> list[Seen]:
+    """What every rank raised: corruption, at the same step, with the same verdict and incident."""
+    errors = [of_rank["error"] for of_rank in seen]
+    assert [error and error["type"] for error in errors] == ["CorruptionDetected"] * len(seen)
+    assert all(error["verdict"] == errors[0]["verdict"] for error in errors)
+    assert all(error["step"] == errors[0]["step"] == error["verdict"]["step"] for error in errors)
+    assert all(error["incident"] == errors[0]["incident"] and error["readable"] for error in errors)
+    return errors
+
+
+@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
+def test_caught_and_named(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
+    seen = done.seen(fault.name)
+    (first, *_) = detections(seen)
+    verdict = first["verdict"]
+    assert (verdict["status"], verdict["ranks"], verdict["nodes"]) == (
+        "attributed",
+        [fault.rank],
+        [f"n{fault.rank // 2}"],
+    )
+    expected = "persistent" if fault.persistent else "transient"
+    assert verdict["persistence"] == (expected if kind not in ("collective", "memory") else "unknown")
+    assert verdict["kind"] == kind
+    assert verdict["step"] == STEP
+    assert verdict["window"] == [STEP - 1, STEP]
+    assert f"rank {fault.rank} on node n{fault.rank // 2}" in verdict["reason"]
+    if kind == "memory":
+        assert "memory or update" in verdict["reason"]
+    if kind == "collective":
+        assert "or the link into it" in verdict["reason"]
+
+
+@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
+def test_stopped_before_the_next_update(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
+    """Every rank ends with the weights of the clean run; after the update, all but the one that was hit."""
+    clean = done.seen("clean hooked" if plan.faulty_hook else "clean")
+    seen = done.seen(fault.name)
+    good = STEP + 1 if kind == "memory" else STEP
+    for rank, (own, reference) in enumerate(zip(seen, clean, strict=True)):
+        assert own["states"] == reference["states"][: STEP + 1]
+        assert own["gradients cleared"]
+        hit = kind == "memory" and rank == fault.rank
+        assert (own["final"] == reference["states"][good]) != hit
+    assert seen[fault.rank]["struck"]
+
+
+@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
+def test_the_fault_lands(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
+    """Without a guard nothing stops it: the step ends in other bits, everywhere or on the rank that was hit."""
+    clean = done.seen("clean hooked" if plan.faulty_hook else "clean")
+    seen = done.seen(f"plain {fault.name}")
+    changed = [rank for rank in range(6) if seen[rank]["states"][STEP + 1] != clean[rank]["states"][STEP + 1]]
+    assert changed == ([fault.rank] if kind in ("memory", "collective") else list(range(6)))
+    assert [of_rank["states"][: STEP + 1] for of_rank in seen] == [of_rank["states"][: STEP + 1] for of_rank in clean]
+    assert [of_rank["struck"] > 0 for of_rank in seen] == [rank == fault.rank for rank in range(6)]
+
+
+@pytest.mark.parametrize("fault", IN_REPLAYS, ids=lambda fault: fault.name)
+def test_a_fault_in_a_witness_names_the_witness(done: Launch, fault: Fault) -> None:
+    verdict = detections(done.seen(fault.name))[0]["verdict"]
+    assert (verdict["ranks"], verdict["nodes"]) == ([fault.rank], [f"n{fault.rank // 2}"])
+    assert verdict["kind"] == ("numeric" if fault.what == "nan gradient" else "compute")
+    assert verdict["persistence"] == ("persistent" if fault.persistent else "transient")
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_faults_name_no_healthy_rank(done: Launch, name: str) -> None:
+    faulty = {fault.rank for fault in SEVERAL[name]}
+    seen = done.seen(name)
+    verdict = detections(seen)[0]["verdict"]
+    assert set(verdict["ranks"]) <= faulty
+    assert verdict["step"] == STEP
+    assert all(seen[rank]["struck"] for rank in faulty)
+
+
+def test_two_ranks_of_one_node_name_the_node(done: Launch) -> None:
+    verdict = detections(done.seen("two ranks of one node"))[0]["verdict"]
+    assert (verdict["ranks"], verdict["nodes"]) == ([2, 3], ["n1"])
+    assert verdict["persistences"] == ["persistent", "transient"]
+    assert "suspect the node" in verdict["reason"]
+
+
+def test_two_owners_are_both_named(done: Launch) -> None:
+    assert detections(done.seen("two owners"))[0]["verdict"]["ranks"] == [1, 4]
+
+
+def test_incidents_are_readable(done: Launch) -> None:
+    """With the whole evidence: original and witnesses, and who stood where."""
+    found = detections(done.seen(Fault("matmul", 2, STEP, True).name))[0]
+    incident = bitwitness.read_incident(found["incident"])
+    assert incident.verdict.to_json() | {} == bitwitness.Verdict.from_json(found["verdict"]).to_json()
+    assert incident.topology.node_of(5) == "n2"
+    places = {(seen.owner, seen.rank, seen.place) for seen in incident.observations}
+    assert {(2, 2, "original"), (2, 4, "witness"), (2, 0, "witness")} <= places
+    blamed = next(seen for seen in incident.observations if (seen.owner, seen.rank) == (2, 2))
+    healthy = next(seen for seen in incident.observations if (seen.owner, seen.rank) == (2, 4))
+    assert len(blamed.runs) == len(healthy.runs) == 4
+    assert len(set(healthy.runs)) == 1 != len({*blamed.runs, *healthy.runs})
+
+
+def test_clean_runs_are_clean(done: Launch) -> None:
+    assert not [of_rank["error"] for name in ("clean", "clean hooked") for of_rank in done.seen(name) if of_rank["error"]]

@@ -1,0 +1,109 @@
+"""The process that forks the ranks of a launch (see harness): it imports torch once, for all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import bitwitness
+import bitwitness.guard.guard  # loaded before the fork, once for all
+from tests.guard.harness import Rank, Scenario, Spec, folder_of
+
+_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(spec_file: str, parent: str) -> int:
+    _die_with(int(parent))
+    spec: Spec = pickle.loads(Path(spec_file).read_bytes())
+    torch.set_num_threads(1)
+    pids: dict[int, int] = {}
+    own = os.getpid()
+    for rank in range(spec.world_size):
+        pid = os.fork()
+        if pid == 0:
+            _die_with(own)
+            _rank(spec, rank)
+        pids[pid] = rank
+    while pids:
+        pid, status = os.wait()
+        code = os.waitstatus_to_exitcode(status)
+        (spec.folder / f"rank-{pids.pop(pid)}.exit").write_text(str(code))
+    return 0
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _rank(spec: Spec, rank: int) -> None:
+    """Run everything as one rank; never returns. Gloo's threads can fail at a normal exit of the interpreter."""
+    code = 1
+    try:
+        log = os.open(spec.folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
+        _run(spec, rank)
+        code = 0
+    except BaseException:  # whatever it is, it must be seen in the log and not go on in the parent's code
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(spec: Spec, rank: int) -> None:
+    if spec.process_group:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{spec.port}",
+            rank=rank,
+            world_size=spec.world_size,
+            timeout=timedelta(seconds=spec.collective_timeout),
+        )
+    with (spec.folder / f"rank-{rank}.jsonl").open("a") as results:
+        for scenario in spec.scenarios:
+            print(f"=== {scenario.name}", flush=True)
+            seen = _seen(spec, scenario, rank)
+            results.write(json.dumps({"name": scenario.name, "seen": seen}) + "\n")
+            results.flush()
+            if spec.process_group:
+                dist.barrier()
+
+
+def _seen(spec: Spec, scenario: Scenario, rank: int) -> dict[str, object]:
+    os.environ["BITWITNESS_NODE"] = f"n{rank // scenario.per_node}"
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002  (the global generator is one of the sources of randomness)
+    started = time.monotonic()
+    try:
+        seen = scenario.run(Rank(rank, spec.world_size, folder_of(spec, scenario.name)), scenario.given)
+    except BaseException as error:
+        traceback.print_exc()
+        seen = {"crashed": "".join(traceback.format_exception(error))[-4000:]}
+    return {"seconds": time.monotonic() - started, **seen}
+
+
+if __name__ == "__main__":
+    assert bitwitness.__version__
+    sys.exit(main(sys.argv[1], sys.argv[2]))
