@@ -9,6 +9,7 @@ leaves in the job's store.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -62,7 +63,7 @@ class Channel:
             self._group = dist.new_group(timeout=timedelta(seconds=timeout + 60))
             if device.type != "cpu" and "nccl" in str(dist.get_backend(self._group)):
                 self.device = device
-            serial = _next_serial()
+            serial = next(_serials)
             # The job's own store has no public name; torchrun and every init_method leave it here.
             self._store = dist.PrefixStore(f"bitwitness/{serial}", dist.distributed_c10d._get_default_store())
             self.beat(-1, "start")
@@ -299,14 +300,8 @@ class Channel:
         ) from error
 
 
-_serials = 0
-
-
-def _next_serial() -> int:
-    """Number the channels of this process, so that a second guard does not read the first one's keys in the store."""
-    global _serials
-    _serials += 1
-    return _serials
+_serials = itertools.count(1)
+"""Numbers the channels of this process, so that a second guard does not read the first one's keys in the store."""
 
 
 def _describe(error: Exception) -> tuple[str, str]:

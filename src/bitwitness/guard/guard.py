@@ -38,7 +38,6 @@ from bitwitness.guard.rewind import Ambient, BufferRecorder, RandomState, UserGe
 from bitwitness.guard.workload import LossFunction, MicroBatch, Workload, check_loss
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles, utc_now
-from bitwitness.topology import Topology
 from bitwitness.verdict import History, decide
 
 logger = logging.getLogger("bitwitness")
@@ -134,7 +133,12 @@ class Guard:
         self._files = RunFiles(start.check_run_dir(run_dir))
 
         def check() -> dict[str, Any]:
-            self._check_arguments(outer, module, optimizer, loss_fn, chosen, scaler, generators, rebuild_batch)
+            if outer in _guarded:
+                raise ConfigurationError("this model is already guarded: close() the other guard first, one guard per model")
+            start.check_optimizers(optimizer, module)
+            start.check_callables(chosen, loss_fn=loss_fn, rebuild_batch=rebuild_batch)
+            start.check_modes(chosen, device, scaler)
+            check_generators(generators)
             self._files.create()
             return {**start.facts_of_rank(rank, device), "policy": chosen.to_json(), "seed": secrets.randbits(64)}
 
@@ -142,8 +146,8 @@ class Guard:
         if any(one["policy"] != facts[0]["policy"] for one in facts):
             raise ConfigurationError("the ranks were given different policies: give every rank the same")
         self.topology = channel.topology = start.place(facts)
-        self.limits = self._find_limits(chosen, rebuild_batch is not None)
-        self.policy = policy = _allowed(chosen, self.topology)
+        self.limits = start.limits(self.topology, chosen, rebuild_batch is not None)
+        self.policy = policy = start.allowed(chosen, self.topology)
         seed = facts[0]["seed"]
         workload = Workload(outer, module, loss_fn or _no_loss_function, device, seed, tuple(generators))
         gradients = LocalGradients(outer, workload, inner_hook)
@@ -351,8 +355,8 @@ class Guard:
         parameters = list(self.job.workload.trained.values())
         if self.job.scaler is None:
             if max_grad_norm is not None:
-                norm = next(check.norm for check in self.checks if isinstance(check, Numerics))
-                torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+                assert self._step.gradient_norm is not None
+                torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, self._step.gradient_norm)
             for optimizer in self.job.optimizers:
                 optimizer.step()
             return
@@ -394,49 +398,6 @@ class Guard:
 
     # Beginnings ------------------------------------------------------------------------------------------------------
 
-    def _check_arguments(
-        self,
-        outer: nn.Module,
-        module: nn.Module,
-        optimizer: object,
-        loss_fn: object,
-        policy: Policy,
-        scaler: object,
-        generators: Sequence[object],
-        rebuild_batch: object,
-    ) -> None:
-        if outer in _guarded:
-            raise ConfigurationError("this model is already guarded: close() the other guard first, one guard per model")
-        start.check_optimizers(optimizer, module)
-        check_generators(generators)
-        if loss_fn is None and policy.audit != "off":
-            raise ConfigurationError('loss_fn= is needed to replay a micro-batch; without it set Policy(audit="off")')
-        for name, value in (("loss_fn", loss_fn), ("rebuild_batch", rebuild_batch)):
-            if value is not None and not callable(value):
-                raise ConfigurationError(f"{name} is a {type(value).__name__}: it must be callable")
-        if scaler is not None and not isinstance(scaler, GradScaler):
-            raise ConfigurationError(f"scaler is a {type(scaler).__name__}: give a torch.amp.GradScaler")
-        device = next(module.parameters()).device
-        if policy.audit != "off" and device.type == "cuda" and torch.backends.cudnn.benchmark:
-            raise ConfigurationError(
-                "torch.backends.cudnn.benchmark=True lets each rank choose its own kernels, and equal kernels are needed for equal "
-                'bits: set it to False, or Policy(audit="off")'
-            )
-        if policy.deterministic_audits and device.type == "cuda" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
-            raise ConfigurationError(
-                "deterministic_audits=True needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before the process starts"
-            )
-
-    def _find_limits(self, policy: Policy, rebuilds: bool) -> tuple[str, ...]:
-        found = list(self.topology.limits())
-        if not self.topology.is_uniform:
-            found.append("replicas and replays are not compared, because equal bits need equal devices and software")
-        if policy.audit == "off":
-            found.append("replays are off: finite wrong arithmetic in forward and backward is not detected")
-        elif not rebuilds:
-            found.append("no rebuild_batch: a wrong input is not detected, because the witness is sent the same one")
-        return tuple(found)
-
     def _start_files(self) -> None:
         job = self.job
 
@@ -467,21 +428,6 @@ class Guard:
     def _check_usable(self) -> None:
         if self._closed:
             raise ConfigurationError("this guard is closed: make a new one")
-
-
-def _allowed(policy: Policy, topology: Topology) -> Policy:
-    """What of a policy is possible on this placement. Only equal devices compute equal bits.
-
-    Raises:
-        ConfigurationError: replays were asked for by name.
-    """
-    if topology.is_uniform or policy.audit == "off":
-        return policy
-    if policy.audit != "auto":
-        raise ConfigurationError(
-            f'Policy(audit="{policy.audit}") on {"; ".join(topology.limits())}: use equal devices and software, or audit="off"'
-        )
-    return policy.replace(audit="off")
 
 
 def _mix(seed: int, index: int) -> int:

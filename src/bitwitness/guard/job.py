@@ -109,6 +109,8 @@ class Step:
         nonfinite: set by *numerics*: the ranks whose local gradient is not finite.
         uniform: set by *numerics*: whether every rank ran the same number of micro-batches.
         sum_may_overflow: set by *numerics*, see `verdict.History`.
+        gradient_norm: set by *numerics*: the norm of the reduced gradient as `clip_grad_norm_` computes it (scaled, if
+            there is a scaler), so that clipping need not read the gradients again.
     """
 
     index: int
@@ -118,6 +120,7 @@ class Step:
     nonfinite: tuple[int, ...] = ()
     uniform: bool = True
     sum_may_overflow: bool = False
+    gradient_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)

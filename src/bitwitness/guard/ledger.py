@@ -76,7 +76,9 @@ class Ledger:
             self._journal.append(kind, record)
         except RunFilesError as error:
             if not self._refused:
-                logger.error("%s: what is verified from now on is not on record; training goes on", error)
+                logger.error(  # noqa: TRY400  (the message says all, a traceback is for programmers)
+                    "%s: what is verified from now on is not on record; training goes on", error
+                )
             self._refused += 1
 
 

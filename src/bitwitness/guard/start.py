@@ -14,9 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.policy import Policy
 from bitwitness.topology import Placement, Topology, node_name
 
 
@@ -103,6 +105,59 @@ def check_optimizers(optimizer: object, module: nn.Module) -> tuple[torch.optim.
                 f"{type(one).__name__} trains no parameter of this model: was the model replaced after the optimizer was made?"
             )
     return tuple(optimizers)
+
+
+def check_callables(policy: Policy, loss_fn: object, rebuild_batch: object) -> None:
+    """Raise ConfigurationError unless these can be called, and the loss function is there if it is needed."""
+    if loss_fn is None and policy.audit != "off":
+        raise ConfigurationError('loss_fn= is needed to replay a micro-batch; without it set Policy(audit="off")')
+    for name, value in (("loss_fn", loss_fn), ("rebuild_batch", rebuild_batch)):
+        if value is not None and not callable(value):
+            raise ConfigurationError(f"{name} is a {type(value).__name__}: it must be callable")
+
+
+def check_modes(policy: Policy, device: torch.device, scaler: object) -> None:
+    """Raise ConfigurationError for modes under which healthy ranks need not compute equal bits, or a foreign scaler."""
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise ConfigurationError(f"scaler is a {type(scaler).__name__}: give a torch.amp.GradScaler")
+    if policy.audit == "off" or device.type != "cuda":
+        return
+    if torch.backends.cudnn.benchmark:
+        raise ConfigurationError(
+            "torch.backends.cudnn.benchmark=True lets each rank choose its own kernels, and equal kernels are needed for equal "
+            'bits: set it to False, or Policy(audit="off")'
+        )
+    if policy.deterministic_audits and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        raise ConfigurationError(
+            "deterministic_audits=True needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before the process starts"
+        )
+
+
+def limits(topology: Topology, policy: Policy, rebuilds: bool) -> tuple[str, ...]:
+    """What this guard cannot do, each a sentence; empty where there is nothing it was asked for and cannot."""
+    found = list(topology.limits())
+    if not topology.is_uniform:
+        found.append("replicas and replays are not compared, because equal bits need equal devices and software")
+    if policy.audit == "off":
+        found.append("replays are off: finite wrong arithmetic in forward and backward is not detected")
+    elif not rebuilds:
+        found.append("no rebuild_batch: a wrong input is not detected, because the witness is sent the same one")
+    return tuple(found)
+
+
+def allowed(policy: Policy, topology: Topology) -> Policy:
+    """What of a policy is possible on this placement. Only equal devices compute equal bits.
+
+    Raises:
+        ConfigurationError: replays were asked for by name.
+    """
+    if topology.is_uniform or policy.audit == "off":
+        return policy
+    if policy.audit != "auto":
+        raise ConfigurationError(
+            f'Policy(audit="{policy.audit}") on {"; ".join(topology.limits())}: use equal devices and software, or audit="off"'
+        )
+    return policy.replace(audit="off")
 
 
 def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:

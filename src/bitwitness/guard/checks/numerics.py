@@ -39,9 +39,9 @@ class Numerics(Check):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.norm = torch.zeros(())
         self._digest = torch.zeros(3, dtype=torch.int64)
         self._largest = torch.zeros(())
+        self._norm = torch.zeros(())
         self._lone_overflows: deque[tuple[int, int]] = deque()
 
     def before_update(self, step: Step) -> Outcome | None:
@@ -67,8 +67,8 @@ class Numerics(Check):
         """Everything on the device: int64 `[_WIDTH]`; a value beside its complement gives maximum and minimum."""
         gradients = list(named_gradients(self.job.workload).values())
         self._largest = _inf_if_nan(self.job.gradients.take_largest())
-        self.norm = torch.nn.utils.get_total_norm(gradients)
-        norm = _inf_if_nan(self.norm).to(self._largest.device)
+        step.gradient_norm = self._norm = torch.nn.utils.get_total_norm(gradients)
+        norm = _inf_if_nan(self._norm).to(self._largest.device)
         self._digest = combine(fingerprint_tensors(gradients, self.job.seed), self.job.seed)
         bits = torch.stack([self._largest, norm]).view(torch.int64)
         count = len(step.micros)
@@ -81,7 +81,7 @@ class Numerics(Check):
         gradients = [gradient for gradient in named_gradients(self.job.workload).values() if gradient.numel()]
         reduced = max((float(_inf_if_nan(largest_magnitude(one))) for one in gradients), default=0.0)
         digest = hashlib.blake2b(self._digest.cpu().numpy().tobytes(), digest_size=12).hexdigest()
-        return {"largest": float(self._largest), "norm": float(self.norm), "reduced": reduced, "digest": digest}
+        return {"largest": float(self._largest), "norm": float(self._norm), "reduced": reduced, "digest": digest}
 
     def _conclude(self, step: Step, seen: Sequence[dict[str, Any]]) -> Outcome:
         overflowed = tuple(rank for rank, one in enumerate(seen) if one["largest"] == float("inf"))

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from bitwitness.evidence import NONFINITE, Observation
-from bitwitness.guard import parcel
-from bitwitness.guard.checks import calibration
+from bitwitness.guard import calibration, parcel
 from bitwitness.guard.checks.base import Check
 from bitwitness.guard.job import Job, Outcome, Step
 from bitwitness.guard.replication import compare
