@@ -101,17 +101,20 @@ class LocalGradients:
     def begin(self, wanted: bool, last: bool) -> None:
         """Before a micro-batch's forward. `wanted`: digest its gradient; `last`: it will be reduced."""
         parameters = self._workload.trained.values()
-        self._storages = {}
-        if self._ddp is not None and self._ddp.gradient_as_bucket_view:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    self._storages[id(parameter)] = parameter.grad.untyped_storage().data_ptr()
         self._table = GradientTable(self._workload) if wanted else None
         fresh = all(parameter.grad is None for parameter in parameters)
         self._from_bucket = wanted and last and fresh and self._ddp is not None
         if wanted and not self._from_bucket:
             for name, parameter in self._workload.trained.items():
                 self._handles.append(parameter.register_hook(self._tensor_hook(name)))
+
+    def before_backward(self) -> None:
+        """After a micro-batch's forward, in which DDP may have moved the gradients to other buckets: note where they are."""
+        self._storages = {}
+        if self._ddp is not None and self._ddp.gradient_as_bucket_view:
+            for parameter in self._workload.trained.values():
+                if parameter.grad is not None:
+                    self._storages[id(parameter)] = parameter.grad.untyped_storage().data_ptr()
 
     def end(self) -> tuple[Tensor, bool] | None:
         """After a micro-batch's backward: the digests of its own gradient and whether it is finite, if wanted."""

@@ -72,6 +72,7 @@ class Micro:
         if scaler is not None:
             self._record.scale = scaler.scale(torch.ones((), device=loss.device))
             loss = scaler.scale(loss)
+        self._guard.job.gradients.before_backward()
         loss.backward()
 
 
