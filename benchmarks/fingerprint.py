@@ -1,8 +1,9 @@
 """What a fingerprint costs and what it catches, next to the digests people use instead: DESIGN section 7 in numbers.
 
-    python benchmarks/fingerprint.py [--elements 2**26] [--trials 2000] [--seed 0] [--json]
+    python benchmarks/fingerprint.py [--elements 2**26] [--trials 2000] [--seed 0] [--threads N] [--json]
 
-Costs are measured in one interleaved run, so that a busy machine slows all alike; the best of the rounds is printed.
+Costs are measured in one interleaved run and the best of the rounds is printed. On a machine that does other work they
+mean little, with several threads least of all, because each operation waits for the slowest: look at "load before".
 The "plain" rows are how the sums are usually written: every element widened to int64 and multiplied by an index tensor.
 The strength table counts, of random tensors of 4096 normals damaged in one way, how many a digest does not tell from the
 clean one (patterns: Ma et al. arXiv 2502.12340; AEGIS, OSDI'26).
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -210,10 +212,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=2000, help="for each pattern and dtype")
     parser.add_argument("--seed", type=int, default=0, help="of trials and hash")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     machine = {
         "torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads(),
-        "8-bit dot products": int8_products_are_exact(), "seed": options.seed,
+        "8-bit dot products": int8_products_are_exact(), "seed": options.seed, "load before": os.getloadavg()[0],
     }  # fmt: skip
     result = {
         f"cost of one fp32 tensor of {options.elements} elements": cost_of_one(options.elements),
