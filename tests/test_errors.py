@@ -100,7 +100,7 @@ def test_the_message_of_an_unattributed_corruption_and_of_a_disk_that_refused() 
 def test_headlines() -> None:
     assert Verdict("clean", 2).headline() == "step 2: clean"
     two = Verdict("attributed", 2, (1, 5), ("a", "b"), kind="memory")
-    assert two.headline() == "step 2: unknown memory corruption on ranks 1, 5 (nodes a, b)"
+    assert two.headline() == "step 2: memory corruption on ranks 1, 5 (nodes a, b)"
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -121,8 +121,9 @@ class Verdict:
         if self.status == "unattributed":
             return f"step {self.step}: corruption ({self.kind}), unattributed"
         ranks = ", ".join(map(str, self.ranks))
+        how = "" if self.persistence == "unknown" else f"{self.persistence} "
         return (
-            f"step {self.step}: {self.persistence} {self.kind} corruption on rank{'s' * (len(self.ranks) > 1)} {ranks} "
+            f"step {self.step}: {how}{self.kind} corruption on rank{'s' * (len(self.ranks) > 1)} {ranks} "
             f"(node{'s' * (len(self.nodes) > 1)} {', '.join(self.nodes)})"
         )
 

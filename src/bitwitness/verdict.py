@@ -189,7 +189,7 @@ def _judge_replays(observations: Sequence[Observation], topology: Topology) -> l
     for (rank, _), against in blame.items():
         alone = not set(topology.nodes_of(unsteady)) - {topology.node_of(rank)}
         findings.append(_name(rank, against, alone, topology))
-    return findings + [_nobody(case, topology) for case in cases if case.differs_without(named)]
+    return findings + _nobody([case for case in cases if case.differs_without(named)], topology)
 
 
 def _case(group: Sequence[Observation], topology: Topology) -> _Case | None:
@@ -300,36 +300,46 @@ def _nonfinite_everywhere(case: _Case) -> _Finding:
 def _not_deterministic(cases: Sequence[_Case], restless: Collection[int]) -> _Finding:
     involved = {rank for case in cases for rank in case.accused()} | set(restless)
     reason = (
-        f"{_what(cases)} does not repeat on ranks {_ranks(restless)}, on several nodes: the workload is not "
-        "deterministic, or several devices fail at once; run with deterministic_audits=True to tell these apart"
+        f"{_counted(restless)} on several nodes get other bits when they repeat their own work ({_what(cases)}): the "
+        "workload is not deterministic, or several devices fail at once; deterministic_audits=True tells these apart"
     )
     return _Finding(cases[0].check, "software", reason, candidates=tuple(sorted(involved)))
 
 
-def _nobody(case: _Case, topology: Topology) -> _Finding:
-    """Why nobody is named, as one sentence a person can act on."""
-    involved, what = tuple(case.seen), _what([case])
-    nodes = topology.nodes_of(involved)
+def _nobody(cases: Sequence[_Case], topology: Topology) -> list[_Finding]:
+    """The disagreements in which nobody is named, those with the same reason together."""
+    alike: dict[tuple[CheckName, bool, Kind, str], list[_Case]] = defaultdict(list)
+    for case in cases:
+        alike[case.check, case.is_input, *_why_nobody(case, topology)].append(case)
+    findings = []
+    for (check, _, kind, why), group in alike.items():
+        involved = tuple(sorted({rank for case in group for rank in case.seen}))
+        differ = "differs" if len(group) == 1 else "differ"
+        reason = f"{_what(group)} {differ} between runs on {_counted(involved)}, {why}"
+        findings.append(_Finding(check, kind, reason, candidates=involved))
+    return findings
+
+
+def _why_nobody(case: _Case, topology: Topology) -> tuple[Kind, str]:
+    """Of what kind a disagreement is, and the end of a sentence a person can act on."""
+    involved = tuple(case.seen)
+    nodes = len(topology.nodes_of(involved))
+    if len(involved) == 1:
+        return "software", "and no other rank could replay it: make it deterministic, or run on three nodes"
+    if len({_make(rank, topology) for rank in involved}) > 1:
+        return "software", "whose device models or software differ: they need not agree bit for bit; make them alike"
     kind: Kind = "input" if case.is_input else "compute"
     if any(NONFINITE in values for values in case.seen.values()) and not case.is_input:
         kind = "numeric"
-    if len(involved) == 1:
-        kind = "software"
-        why = "does not repeat there, and no other rank could replay it: make it deterministic, or run on three nodes"
-    elif len({_make(rank, topology) for rank in involved}) > 1:
-        kind = "software"
-        why = "whose device models or software differ: they need not agree bit for bit; make them alike"
-    elif len(nodes) < 3:  # rule 6
-        why = (
-            f"on {len(nodes)} node(s): three are needed to name anybody; run on three, or swap one node and audit again"
-        )
-        why += _healed(case.work)
-    elif case.reference is None:
-        why = "and no value was produced on two nodes in every repeat: restart, and audit every step"
-    else:
-        why = "and too few ranks were right in all that they did in this step to testify: restart, and audit every step"
-    reason = f"{what} differs between runs on rank(s) {_ranks(involved)}, {why}"
-    return _Finding(case.check, kind, reason, candidates=involved)
+    if nodes < 3:  # rule 6
+        where = f"on {nodes} node{'s' * (nodes > 1)}: three are needed to name anybody"
+        return kind, f"{where}; run on three, or swap one node and audit again{_healed(case.work)}"
+    if case.reference is None:
+        return kind, "and no value was produced on two nodes in every repeat: restart, and audit every step"
+    return (
+        kind,
+        "and too few ranks were right in all that they did in this step to testify: restart, and audit every step",
+    )
 
 
 def _healed(work: Mapping[int, _Work]) -> str:
@@ -510,6 +520,10 @@ def _who(rank: int, topology: Topology) -> str:
 def _whos(ranks: Collection[int], topology: Topology) -> str:
     listed = [f"rank {rank} on node {topology.node_of(rank)}" for rank in sorted(ranks)]
     return " and ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+
+
+def _counted(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {_ranks(ranks)}"
 
 
 def _ranks(ranks: Collection[int]) -> str:

@@ -112,6 +112,14 @@ def test_rule_1_anything_else_is_unattributed() -> None:
         assert (found.status, found.ranks, found.candidates) == ("unattributed", (), (0, 1, 2)), seen
 
 
+def test_rule_1_disagreements_with_one_reason_are_one_sentence() -> None:
+    seen = [run(rank, f"{rank}", f"{rank}", owner=owner) for owner in (0, 1, 2) for rank in (0, 1, 2)]
+    assert verdict(seen).reason == (
+        "the results of the micro-batches of ranks 0, 1, 2 differ between runs on ranks 0, 1, 2, and no value was produced "
+        "on two nodes in every repeat: restart, and audit every step"
+    )
+
+
 def test_rule_1_agreement_on_nonfinite_is_no_reference() -> None:
     found = verdict([right(0), run(1, NONFINITE, NONFINITE), run(2, NONFINITE, NONFINITE)])
     assert (found.status, found.kind) == ("unattributed", "numeric")
@@ -159,7 +167,7 @@ def test_rule_6_two_nodes_or_one_name_nobody(nodes: int) -> None:
     seen = [run(rank, "w", "w", "w") if rank == 0 else right(rank) for rank in ranks]
     found = decide(seen, topology, HISTORY, STEP)
     assert (found.status, found.candidates) == ("unattributed", tuple(sorted(ranks)))
-    assert f"{nodes} node(s): three are needed" in found.reason
+    assert f"on {nodes} node{'s' * (nodes > 1)}: three are needed" in found.reason
 
 
 def test_rule_6_a_healed_rank_is_a_hint() -> None:
