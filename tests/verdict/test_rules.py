@@ -120,6 +120,29 @@ def test_rule_1_disagreements_with_one_reason_are_one_sentence() -> None:
     )
 
 
+def test_rule_1_two_values_that_are_backed_alike_name_nobody() -> None:
+    seen = [right(0), right(1), run(2, "w", "w", "w"), run(3, "w", "w", "w"), run(4, "x", "x")]
+    found = verdict(seen, nodes=5)
+    assert (found.status, found.candidates) == ("unattributed", (0, 1, 2, 3, 4))
+
+
+def test_rule_1_what_the_named_rank_does_not_explain_stays_in_sight() -> None:
+    named = [run(0, "w", "w", "w", "w"), right(1), right(2)]
+    other = [run(4, "a", "a", owner=4), run(5, "b", "b", owner=4), run(6, "c", "c", owner=4)]
+    found = verdict(named + other, nodes=7)
+    assert (found.ranks, found.candidates) == ((0,), (4, 5, 6))
+    assert "of rank 4 differs between runs on ranks 4, 5, 6" in found.reason
+
+
+def test_the_worst_persistence_of_several_is_the_verdict_s() -> None:
+    topology, seen = ring(4, 2), list[Observation]()
+    for bad, repeats in ((2, "rrr"), (3, "www")):
+        seen += [run(bad, "w", *repeats, owner=bad)]
+        seen += [right(witness, owner=bad) for witness in (bad + 2, (bad + 4) % 8)]
+    found = decide(seen, topology, HISTORY, STEP)
+    assert (found.persistences, found.persistence) == (("transient", "persistent"), "persistent")
+
+
 def test_rule_1_agreement_on_nonfinite_is_no_reference() -> None:
     found = verdict([right(0), run(1, NONFINITE, NONFINITE), run(2, NONFINITE, NONFINITE)])
     assert (found.status, found.kind) == ("unattributed", "numeric")
@@ -213,8 +236,9 @@ def test_what_arrives_twice_counts_once() -> None:
 
 
 def test_values_of_different_steps_are_not_compared() -> None:
-    seen = reduced("a", "a", "a", "a") + [replace(one, step=STEP + 1, value="b") for one in reduced(*"aaaa")]
-    assert verdict(seen).status == "clean"
+    later = replace(right(1), step=STEP + 1, value="w", repeats=("w", "w", "w"))
+    assert verdict([right(0), later, right(2)]).status == "clean"
+    assert verdict(states(*"rrrr") + [replace(one, step=STEP + 1) for one in states(*"ww")]).status == "clean"
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
