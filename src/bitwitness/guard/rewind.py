@@ -150,17 +150,22 @@ def deterministic(enabled: bool) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
+_UNVERSIONED = frozenset({"running_mean", "running_var"})
+"""What batch normalisation changes without telling the version counter (seen in torch 2.13)."""
+
+
 class BufferRecorder:
     """Keeps a module's buffers as they were inside the forward.
 
     DDP broadcasts buffers when a forward begins, so what the arithmetic really used can only be seen from a pre-hook of
     the inner module, which runs after that. A buffer that no forward changes (a mask, a table of positions) is copied
-    once and not again: its version counter tells.
+    once and not again: its version counter tells. The module's parts are listed once, because a walk through a large
+    model at every micro-batch takes milliseconds; buffers may come and go, modules may not.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._copies: dict[str, tuple[int, int, Tensor]] = {}
+        self._parts = [(f"{prefix}." if prefix else "", part) for prefix, part in module.named_modules()]
+        self._copies: dict[str, tuple[Tensor, int, Tensor]] = {}
         self._changing: set[str] = set()
         self._captured: dict[str, Tensor] | None = None
         self._armed = False
@@ -192,15 +197,26 @@ class BufferRecorder:
     @torch.no_grad()
     def _copy(self) -> dict[str, Tensor]:
         current: dict[str, Tensor] = {}
-        for name, buffer in self._module.named_buffers():
+        for name, buffer, part in self._named_buffers():
             known = self._copies.get(name)
-            if known is None or known[:2] != (id(buffer), buffer._version):
-                if known is not None:
-                    self._changing.add(name)
-                known = (id(buffer), buffer._version, buffer.detach().clone())
+            unversioned = name.rpartition(".")[2] in _UNVERSIONED
+            changed = known is None or known[0] is not buffer or known[1] != buffer._version
+            if known is not None and (changed or (unversioned and part.training)):
+                self._changing.add(name)
+            if known is None or changed or unversioned:
+                known = (buffer, buffer._version, buffer.detach().clone())
                 self._copies[name] = known
             current[name] = known[2]
         return current
+
+    def _named_buffers(self) -> Iterator[tuple[str, Tensor, nn.Module]]:
+        """As `nn.Module.named_buffers`, each with its module: one that several modules share comes once."""
+        seen: set[int] = set()
+        for prefix, part in self._parts:
+            for name, buffer in part._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield prefix + name, buffer, part
 
 
 def clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,81 @@
+"""What the guard keeps of a module's buffers: each as the forward found it, copied again only if it has changed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bitwitness.guard.rewind import BufferRecorder
+
+
+class Counting(nn.Module):
+    """Counts its forwards in a buffer that it makes anew each time, beside one that stays."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(3))
+        self.register_buffer("none", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x
+
+
+def recorded(recorder: BufferRecorder, module: nn.Module) -> dict[str, Tensor]:
+    recorder.arm()
+    module(torch.randn(5, 4))
+    return recorder.take()
+
+
+def now(module: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_buffers_are_those_that_the_forward_found() -> None:
+    """Batch normalisation does not tell the version counter of its running statistics."""
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), Counting())
+    recorder = BufferRecorder(module)
+    for _ in range(4):
+        before = now(module)
+        assert same(recorded(recorder, module), before)
+    changed = {
+        f"{part}.{name}" for part in ("0", "1.1") for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert recorder.changing == changed | {"2.count"}
+
+
+def test_statistics_that_are_frozen_later_are_the_last_ones() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4))
+    recorder = BufferRecorder(module)
+    for _ in range(3):
+        recorded(recorder, module)
+    module.eval()
+    assert same(recorded(recorder, module), now(module))
+    assert same(recorded(recorder, module), now(module))
+
+
+def test_what_does_not_change_is_copied_once() -> None:
+    module = Counting()
+    recorder = BufferRecorder(module)
+    first, second = recorded(recorder, module), recorded(recorder, module)
+    assert first["mask"] is second["mask"]
+    assert first["count"] is not second["count"]
+    assert recorder.changing == {"count"}
+
+
+def test_a_shared_buffer_comes_once_under_its_first_name() -> None:
+    module = nn.Sequential(Counting(), Counting())
+    module[1].mask = module[0].mask
+    recorder = BufferRecorder(module)
+    assert (
+        list(recorded(recorder, module))
+        == [name for name, _ in module.named_buffers()]
+        == ["0.count", "0.mask", "1.count"]
+    )
