@@ -119,7 +119,9 @@ class Numerics(Check):
         return True
 
     def _sum_may_overflow(self, largest: float) -> bool:
-        return largest * self.job.channel.world_size >= min(info.max for info in self._formats())
+        # A user's own hook may compress to fp16.
+        formats = [*self._formats(), *([torch.finfo(torch.float16)] if self.job.gradients.inner_hook else [])]
+        return largest * self.job.channel.world_size >= min(info.max for info in formats)
 
     def _cannot_vanish(self, largest: float) -> bool:
         """Whether some local gradient is too large for a correct average to be zero by rounding alone.

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bitwitness.errors import WorkloadError
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.guard import calibration, parcel
 from bitwitness.guard.checks.base import Check
@@ -38,8 +39,8 @@ REPEATS = 3
 class _Case:
     """Somebody's micro-batches, to be run again here.
 
-    `run_gradients`: whether the backward runs too; `compare_gradients`: whether its digests are part of the value (not
-    where the gradients of this workload do not repeat, and it only matters whether they are finite).
+    `run_gradients`: whether the backward runs too, so that it matters whether gradients are finite; `compare_gradients`:
+    whether their digests are part of the value as well (not where the gradients of this workload do not repeat).
     """
 
     owner: int
@@ -51,7 +52,13 @@ class _Case:
 
     def value(self) -> str:
         """What the owner's own training produced."""
-        return NONFINITE if self.triage else _combined([one.value(self.compare_gradients) for one in self.expected])
+        return NONFINITE if self.triage else self.value_of(self.expected)
+
+    def value_of(self, results: Sequence[Result]) -> str:
+        """The value of these micro-batches, run one after another."""
+        if self.run_gradients and not all(one.gradients_are_finite for one in results):
+            return NONFINITE
+        return _combined([one.value(self.compare_gradients) for one in results])
 
 
 @dataclass
@@ -65,7 +72,7 @@ class _Run:
 
     def value(self, case: _Case) -> str:
         """What this run produced; empty where it could not."""
-        return _combined([one.value(case.compare_gradients) for one in self.results]) if self.results else ""
+        return case.value_of(self.results) if self.results else ""
 
 
 class Replay(Check):
@@ -255,7 +262,19 @@ class Replay(Check):
         return _Case(owner, states, expected, triage, triage or captured, compare_gradients)
 
     def _run(self, step: Step, case: _Case) -> _Run:
-        """Run a case once, here. A lack of memory is reported in the run; other errors are raised."""
+        """Run a case once, here. A lack of memory is reported in the run; other errors are raised.
+
+        A triage needs gradients even where they are known not to replay (reentrant checkpointing): then nobody can tell.
+        """
+        try:
+            return self._run_once(step, case)
+        except (WorkloadError, RuntimeError) as error:
+            if not case.triage:
+                raise
+            logger.debug("a triage could not replay", exc_info=True)
+            return _Run([], error=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
+
+    def _run_once(self, step: Step, case: _Case) -> _Run:
         job = self.job
         run = _Run([])
         digests: list[Tensor] = []
