@@ -74,7 +74,7 @@ class Transformer(Net):
         super().__init__()
         self.attention = nn.Linear(WIDTH, 3 * WIDTH)
         self.second_norm = nn.LayerNorm(WIDTH)
-        self.checkpointed = False
+        self.checkpointed: dict[str, bool] | None = None
 
     def block(self, hidden: Tensor) -> Tensor:
         query, key, value = self.attention(self.norm(hidden)).view(*hidden.shape[:2], 3, 2, -1).permute(2, 0, 3, 1, 4)
@@ -84,7 +84,7 @@ class Transformer(Net):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embedding(tokens)
-        hidden = checkpoint(self.block, hidden, use_reentrant=False) if self.checkpointed else self.block(hidden)
+        hidden = checkpoint(self.block, hidden, **self.checkpointed) if self.checkpointed else self.block(hidden)
         logits: Tensor = self.head(hidden)
         return logits
 
@@ -94,7 +94,15 @@ class Checkpointed(Transformer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.checkpointed = True
+        self.checkpointed = {"use_reentrant": False}
+
+
+class Reentrant(Transformer):
+    """The same in the old way, in which the gradients of a replay cannot be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpointed = {"use_reentrant": True}
 
 
 class Convolutional(nn.Module):
@@ -244,3 +252,46 @@ def draws_left() -> Iterator[float]:
     yield float(torch.rand((), generator=OWN_TORCH))
     yield float(OWN_NUMPY.random())
     yield OWN_PYTHON.random()
+
+
+# Numbers that are not finite, by the user's own doing -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flawed:
+    """Batches with a flaw on some ranks in some steps, for `flawed_loss`."""
+
+    flaw: str
+    ranks: tuple[int, ...] = (1,)
+    steps: tuple[int, ...] = (2,)
+    micro: int = 0
+
+    def __call__(self, step: int, rank: int, micro: int) -> Any:
+        here = rank in self.ranks and step in self.steps and micro == self.micro
+        return {**tokens(step, rank, micro), "flaw": self.flaw if here else "none", "weight": torch.ones(())}
+
+
+def flawed_loss(model: Any, batch: Any) -> Tensor:
+    """What goes wrong in loss functions and data."""
+    logits = model(batch["x"])
+    weight = batch["weight"]
+    if batch["flaw"] == "all-masked softmax":
+        mask = torch.zeros_like(logits)
+        mask[0, 0] = float("-inf")
+        logits = (logits + mask).softmax(-1)
+    if batch["flaw"] == "bad sample":
+        weight = weight * float("nan")
+    loss = F.cross_entropy(logits.flatten(0, -2), batch["y"].flatten()) * weight
+    if batch["flaw"] == "log of zero":
+        loss = loss + (loss * 0).log()
+    if batch["flaw"] == "root of zero":  # the loss stays finite
+        loss = loss + (loss * 0).sqrt()
+    if batch["flaw"] == "too large":  # and so does every gradient
+        loss = loss * 1e7
+    return loss
+
+
+def flawed_fp16_loss(model: Any, batch: Any) -> Tensor:
+    """The same under autocast."""
+    with torch.autocast("cpu", dtype=torch.float16):
+        return flawed_loss(model, batch)

@@ -72,7 +72,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         assert isinstance(fault, Fault)
         assert isinstance(plan, Plan)
         scenarios.append(Scenario(fault.name, run, plan.with_faults(fault), 2))
-        scenarios.append(Scenario(f"plain {fault.name}", run, plan.with_faults(fault, guarded=False, steps=STEP + 1), 2))
+        scenarios.append(
+            Scenario(f"plain {fault.name}", run, plan.with_faults(fault, guarded=False, steps=STEP + 1), 2)
+        )
     scenarios += [Scenario(fault.name, run, PLAN.with_faults(fault), 2) for fault in IN_REPLAYS]
     scenarios += [Scenario(name, run, PLAN.with_faults(*faults), 2) for name, faults in SEVERAL.items()]
     return launch(scenarios, 6, tmp_path_factory.mktemp("faults"), deadline=300)
@@ -179,4 +181,6 @@ def test_incidents_are_readable(done: Launch) -> None:
 
 
 def test_clean_runs_are_clean(done: Launch) -> None:
-    assert not [of_rank["error"] for name in ("clean", "clean hooked") for of_rank in done.seen(name) if of_rank["error"]]
+    assert not [
+        of_rank["error"] for name in ("clean", "clean hooked") for of_rank in done.seen(name) if of_rank["error"]
+    ]

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from tests.guard import models
 from tests.guard.faults import Fault
 from tests.guard.harness import Launch, Scenario, launch
-from tests.guard.training import Plan, run, two_optimizers
+from tests.guard.training import Plan, averaging_hook, fp16_hook, power_sgd, run, two_optimizers
 
 pytestmark = pytest.mark.timeout(300)
 
 STEP = 2
-FAULT = Fault("matmul", 1, STEP)
+FAULT = Fault("matmul", 1, STEP, True, "training")
 AUTO = Plan(steps=4, policy={"audit": "auto"})
-
-
-def averaging_hook() -> tuple[Any, Any]:
-    return None, default_hooks.allreduce_hook
-
-
-def fp16_hook() -> tuple[Any, Any]:
-    return None, default_hooks.fp16_compress_hook
-
-
-def power_sgd() -> tuple[Any, Any]:
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    return state, powerSGD_hook.powerSGD_hook
 
 
 VIEW = {"gradient_as_bucket_view": True}
@@ -77,11 +62,12 @@ WORKLOADS = {
     "convolutions": replace(AUTO, model=models.Convolutional, batches=models.squares),
     "transformer": replace(AUTO, model=models.Transformer),
     "activation checkpointing": replace(AUTO, model=models.Checkpointed),
+    "reentrant checkpointing": replace(AUTO, model=models.Reentrant),
     "hooks on parameters": replace(AUTO, model=models.Hooked),
 }
 DETERMINISTIC = replace(AUTO, policy={"audit": "auto", "deterministic_audits": True})
 UNTIDY = replace(AUTO, model=models.Untidy)
-LEVELS = {"loss": "loss", "off": "off"}
+LEVELS = {"loss": "loss", "reentrant checkpointing": "loss", "off": "off"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness import BitwitnessError, CorruptionDetected, Guard, Policy
@@ -35,6 +36,22 @@ def two_optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() <= 1]
     return [torch.optim.SGD(matrices, lr=1e-2, momentum=0.9), torch.optim.Adam(others, lr=1e-3)]
+
+
+def averaging_hook() -> tuple[Any, Any]:
+    """PyTorch's own averaging."""
+    return None, default_hooks.allreduce_hook
+
+
+def fp16_hook() -> tuple[Any, Any]:
+    """Compresses to fp16."""
+    return None, default_hooks.fp16_compress_hook
+
+
+def power_sgd() -> tuple[Any, Any]:
+    """Compresses by a low rank, from the third step on."""
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    return state, powerSGD_hook.powerSGD_hook
 
 
 @dataclass(frozen=True)
@@ -184,7 +201,9 @@ class _Run:
         except BitwitnessError as error:
             self.seen["error"] = described(error, step)
             self.seen["gradients cleared"] = all(parameter.grad is None for parameter in self.module.parameters())
-        self.seen["level"] = next((getattr(check, "level", None) for check in guard.checks if check.name == "replay"), None)
+        self.seen["level"] = next(
+            (getattr(check, "level", None) for check in guard.checks if check.name == "replay"), None
+        )
         guard.close()
 
     def _guarded_step(self, guard: Guard, step: int) -> None:
