@@ -1,0 +1,126 @@
+"""`bitwitness incident`: read what a guard has found. No torch: the box it is read on may have none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bitwitness.cli.output import console, print_json, styled
+from bitwitness.errors import RunFilesError
+from bitwitness.runfiles import RunFiles, read_incident
+
+
+@click.group()
+def incident() -> None:
+    """Read incidents: what was found, who is named, what to do next."""
+
+
+@incident.command()
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(directory: Path, as_json: bool) -> None:
+    """Show an incident: what disagreed with what, why this rank or why nobody, what to do next.
+
+    DIR is the directory of an incident, its incident.json, or the directory of a run, of which the newest is shown.
+    """
+    from bitwitness.cli.advice import next_steps, saved_micro_batches
+    from bitwitness.cli.incident_view import show as show_incident
+
+    others: list[Path] = []
+    if not _is_incident(directory):
+        others = _incidents_of(directory)
+        if not others:
+            raise RunFilesError(f"{directory} has no incidents: nothing was found in this run")
+        directory = others[0]
+    found = read_incident(directory)
+    if as_json:
+        print_json(
+            {
+                **found.record,
+                "path": str(found.path),
+                "files": [str(file) for file in saved_micro_batches(found)],
+                "next_steps": [step.to_json() for step in next_steps(found)],
+                "incidents_of_run": [str(path) for path in others],
+            }
+        )
+        return
+    screen = console()
+    if len(others) > 1:
+        _print_list([_entry(path) for path in others])
+        screen.print(f"\nThe newest of these {len(others)}:\n")
+    show_incident(found, screen)
+
+
+@incident.command(name="list")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_(directory: Path, as_json: bool) -> None:
+    """List the incidents of a run, newest first."""
+    entries = [_entry(path) for path in _incidents_of(directory)]
+    if as_json:
+        print_json({"run_dir": str(directory), "incidents": entries})
+    elif entries:
+        _print_list(entries)
+    else:
+        console().print(styled(f"{directory}: no incidents"))
+
+
+def _is_incident(directory: Path) -> bool:
+    return directory.name == "incident.json" or (directory / "incident.json").exists()
+
+
+def _incidents_of(directory: Path) -> list[Path]:
+    """The incidents of a run, newest first.
+
+    Raises:
+        RunFilesError: this is no directory of a run; says what it is, or where runs are.
+    """
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise RunFilesError(f"{directory} {what}: give the directory of an incident or of a run")
+    if not (directory / "incidents").is_dir() and not (directory / "run.json").is_file():
+        runs = sorted(path.parent.name for path in directory.glob("*/run.json"))
+        hint = f"; runs in it: {', '.join(runs[:8])}" if runs else ""
+        raise RunFilesError(f"{directory} is neither an incident (no incident.json) nor a run (no run.json){hint}")
+    return RunFiles(directory).incidents()[::-1]
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """One line of the list; an incident that cannot be read is listed with the reason."""
+    try:
+        found = read_incident(path)
+    except RunFilesError as error:
+        return {"path": str(path), "id": path.name, "error": str(error)}
+    verdict = found.verdict
+    return {
+        "path": str(path),
+        "id": path.name,
+        "time": found.record.get("time"),
+        "step": verdict.step,
+        "status": verdict.status,
+        "kind": verdict.kind,
+        "persistence": verdict.persistence,
+        "check": verdict.check,
+        "ranks": list(verdict.ranks),
+        "nodes": list(verdict.nodes),
+    }
+
+
+def _print_list(entries: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("incident", "step", "status", "kind", "persistence", "named"):
+        table.add_column(column, header_style="dim", overflow="fold")
+    for entry in entries:
+        if "error" in entry:
+            table.add_row(styled(entry["id"]), "", styled("damaged", "yellow"), "", "", styled(entry["error"]))
+            continue
+        ranks, nodes = (", ".join(map(str, entry[key][:8])) for key in ("ranks", "nodes"))
+        named = f"rank {ranks} (node {nodes})" if ranks else "nobody"
+        row = [entry[key] for key in ("id", "step", "status", "kind", "persistence")]
+        table.add_row(*(styled(cell) for cell in (*row, named)))
+    console().print(table)

@@ -1,0 +1,261 @@
+"""An incident as a page of text: what disagreed with what, who is named or why nobody, and what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from bitwitness.cli.advice import next_steps
+from bitwitness.cli.output import plain, styled
+from bitwitness.evidence import NONFINITE, Observation, Verdict
+from bitwitness.runfiles import Incident
+from bitwitness.topology import Topology
+
+_DIGITS = 8
+_MOST_ROWS = 16
+_STYLES = {"attributed": "bold red", "unattributed": "bold yellow", "clean": "bold green"}
+
+
+def show(incident: Incident, console: Console) -> None:
+    """Print all of it."""
+    verdict = incident.verdict
+    console.print(Text.assemble("Incident ", styled(incident.path.name, "bold")))
+    console.print(styled(verdict.headline(), _STYLES[verdict.status]))
+    console.print()
+    console.print(_facts(incident))
+    _heading(console, "Why" if verdict.status == "attributed" else "Why nobody is named")
+    for reason in verdict.reason.split("; "):
+        console.print(Padding(styled(reason), (0, 0, 0, 2), expand=False))
+    _heading(console, "What disagreed with what")
+    shown = False
+    for part in _tables(incident):
+        console.print(Padding(part, (0, 0, 0, 2), expand=False))
+        shown = True
+    if not shown:
+        console.print("  No values were compared.")
+    _heading(console, "What to do next")
+    for number, advice in enumerate(next_steps(incident), 1):
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(justify="right", width=3)
+        grid.add_column(overflow="fold")
+        grid.add_row(f"{number}.", styled(advice.text))
+        console.print(grid)
+        for command in advice.commands:
+            # Not wrapped: a command line must survive being copied.
+            console.print(Text(f"      {plain(command)}", style="cyan"), soft_wrap=True)
+
+
+def summary(verdict: Verdict) -> str:
+    """Who is named, in a few words."""
+    if verdict.status != "attributed":
+        return "nobody"
+    named = [f"rank {', '.join(map(str, verdict.ranks[:8]))}", f"node {', '.join(verdict.nodes[:8])}"]
+    return ", ".join(named)
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, style="bold"))
+
+
+def _facts(incident: Incident) -> Table:
+    verdict, record = incident.verdict, incident.record
+    last, step = verdict.window
+    since = (
+        f"after step {last}, when this check last passed"
+        if last >= 0
+        else "the beginning: this check had not passed before"
+    )
+    named = f"{summary(verdict)}, device {', '.join(verdict.devices[:8])}" if verdict.devices else summary(verdict)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    rows: list[tuple[str, object]] = [
+        ("status", verdict.status),
+        ("named", named),
+        ("kind", verdict.kind),
+        ("persistence", verdict.persistence),
+        ("check", verdict.check),
+        ("suspect window", f"{since}, up to step {step}"),
+        ("world", f"{incident.topology.world_size} ranks on {len(incident.topology.nodes)} nodes"),
+        ("found", f"{record.get('time', 'at an unknown time')}, by bitwitness {record.get('bitwitness', '?')}"),
+        ("where", incident.path),
+    ]
+    if verdict.candidates:
+        involved = f"ranks {', '.join(map(str, verdict.candidates[:16]))}"
+        rows.insert(2, ("involved, no blame", involved + (", ..." if len(verdict.candidates) > 16 else "")))
+    rows += [("note", note) for note in record.get("notes") or ()]
+    for name, value in rows:
+        grid.add_row(f"  {name}", styled(value))
+    return grid
+
+
+# What was seen -------------------------------------------------------------------------------------------------------
+
+
+def _tables(incident: Incident) -> Iterator[Table | Text]:
+    seen = incident.observations
+    named = set(incident.verdict.ranks)
+    cases: dict[tuple[str, int, int], list[Observation]] = defaultdict(list)
+    places: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+    for one in seen:
+        if one.owner is not None:
+            cases[one.check, one.owner, -1 if one.micro is None else one.micro].append(one)
+        else:
+            places[one.check, one.place].append(one)
+    for (check, place), group in sorted(places.items()):
+        yield from _place(check, place, group, incident.topology, named)
+    agreed = 0
+    shown = 0
+    for key, group in sorted(cases.items()):
+        values = {value for one in group for value in one.runs}
+        if len(values) < 2 and NONFINITE not in values and not any(one.error for one in group):
+            agreed += 1
+        elif shown < _MOST_ROWS:
+            shown += 1
+            yield from _case(key, group, incident.topology, named)
+    hidden = len(cases) - agreed - shown
+    if hidden:
+        yield Text(f"{hidden} further micro-batches on which runs differ: see incident.json.")
+    if agreed:
+        yield Text(f"On {agreed} further micro-batch{'es' * (agreed > 1)} all runs agreed bit for bit.")
+
+
+def _case(
+    key: tuple[str, int, int], group: Sequence[Observation], topology: Topology, named: set[int]
+) -> Iterator[Table | Text]:
+    check, owner, micro = key
+    what = "input" if check == "input" else "result"
+    which = "micro-batches" if micro < 0 else f"micro-batch {micro}"
+    usual = _usual(group, topology)
+    table = _table(f"{what} of the {which} of rank {owner}", "role", "rank", "node", "first run", "repeats", "")
+    for one in sorted(group, key=lambda one: _ORDER.index(_role(one, topology))):
+        style = "red" if one.rank in named else ""
+        differs = usual is not None and set(one.runs) != {usual}
+        row = [
+            _role(one, topology),
+            one.rank,
+            _node(one.rank, topology),
+            _short(one.value) or "-",
+            _repeats(one),
+            one.error or ("differs" if differs else ""),
+        ]
+        table.add_row(*(styled(cell, style) for cell in row))
+    yield table
+    for line in _differences(group):
+        yield styled(line, "dim")
+    yield Text("")
+
+
+_ORDER = ("owner", "first witness", "second witness", "witness")
+
+
+def _role(one: Observation, topology: Topology) -> str:
+    if one.place == "original" or one.owner is None:
+        return _ORDER[0]
+    if not 0 <= one.owner < topology.world_size:
+        return _ORDER[3]
+    for offset in (1, 2):
+        if topology.witness_of(one.owner, offset) == one.rank:
+            return _ORDER[offset]
+    return _ORDER[3]
+
+
+def _usual(group: Sequence[Observation], topology: Topology) -> str | None:
+    """The value that most nodes produced; None where no value leads."""
+    nodes: dict[str, set[str]] = defaultdict(set)
+    for one in group:
+        for value in one.runs:
+            nodes[value].add(_node(one.rank, topology))
+    counts = Counter({value: len(where) for value, where in nodes.items()}).most_common(2)
+    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]) or counts[0][0] == NONFINITE:
+        return None
+    return counts[0][0]
+
+
+def _repeats(one: Observation) -> str:
+    if not one.repeats:
+        return "none"
+    if set(one.repeats) == {one.value}:
+        return f"{len(one.repeats)} x the same"
+    if len(set(one.repeats)) == 1:
+        return f"{len(one.repeats)} x {_short(one.repeats[0]) or '-'}"
+    return " ".join(_short(value) or "-" for value in one.repeats)
+
+
+def _differences(group: Sequence[Observation]) -> Iterator[str]:
+    """In what the runs differ from training: loss, and which gradients."""
+    told = [one.detail for one in group if one.detail]
+    if any(detail.get("loss_differs") for detail in told):
+        yield "differs in the loss"
+    names = list(dict.fromkeys(name for detail in told for name in _names(detail)))
+    count = max((int(detail.get("gradients_differing") or 0) for detail in told), default=0)
+    if names:
+        yield f"differs in {max(count, len(names))} gradients: {_some(names)}"
+
+
+def _place(
+    check: str, place: str, group: Sequence[Observation], topology: Topology, named: set[int]
+) -> Iterator[Table | Text]:
+    """What each rank held: a gradient before or after the all-reduce, or its weights."""
+    title = {
+        "local": "local gradient, before the all-reduce",
+        "reduced": "reduced gradient, after the all-reduce",
+        "state": "parameters and optimizer state",
+    }.get(place, place)
+    usual = Counter(one.value for one in group).most_common(1)[0][0]
+    alike = [one for one in group if one.value == usual and one.rank not in named]
+    hidden = alike[3:] if len(group) > _MOST_ROWS else []
+    rest = [one for one in group if one not in hidden]
+    table = _table(f"{title} ({check})", "rank", "node", "value", "")
+    for one in sorted(rest[: 4 * _MOST_ROWS], key=lambda one: one.rank):
+        style = "red" if one.rank in named else ""
+        about = one.error or _about_value(one.detail)
+        table.add_row(
+            *(styled(cell, style) for cell in (one.rank, _node(one.rank, topology), _short(one.value), about))
+        )
+    yield table
+    if hidden:
+        yield Text(f"and {len(hidden)} more ranks with the value {plain(_short(usual))}")
+    if len(rest) > 4 * _MOST_ROWS:
+        yield Text(f"and {len(rest) - 4 * _MOST_ROWS} more ranks: see incident.json")
+    yield Text("")
+
+
+def _about_value(detail: Mapping[str, Any]) -> str:
+    names = _names(detail)
+    if names:
+        return f"differs in {detail.get('differing', len(names))} tensor(s): {_some(names)}"
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in detail.items())
+
+
+def _names(detail: Mapping[str, Any]) -> list[str]:
+    names = detail.get("differs", ())
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f", and {len(names) - 4} more listed in incident.json" if len(names) > 4 else "")
+
+
+def _node(rank: int, topology: Topology) -> str:
+    return topology.node_of(rank) if 0 <= rank < topology.world_size else "?"
+
+
+def _short(value: str) -> str:
+    return value if value == NONFINITE else value[:_DIGITS]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=styled(title), title_justify="left", title_style="italic", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        table.add_column(column, header_style="dim", overflow="fold")
+    return table

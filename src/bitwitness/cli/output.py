@@ -1,0 +1,41 @@
+"""What commands print with: consoles that show data as it is, and JSON.
+
+Names of nodes and tensors come from elsewhere. Whatever is in them, a `[bold]` or an escape sequence, is shown as the
+characters it consists of: no markup is interpreted anywhere, and what a terminal would act on is spelled out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+_WIDEST = 110
+"""Columns: longer lines of prose are hard to read."""
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that interprets no markup, no emoji codes and highlights nothing by itself."""
+    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    made.width = min(made.width, _WIDEST)
+    return made
+
+
+def plain(value: object) -> str:
+    """A value as text of one line, with control characters spelled out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+
+
+def styled(value: object, style: str = "") -> Text:
+    """The same as text in a style."""
+    return Text(plain(value), style=style)
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print exactly one JSON object on stdout."""
+    click.echo(json.dumps(record, indent=2, allow_nan=False), file=sys.stdout)
