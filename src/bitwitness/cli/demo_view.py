@@ -164,11 +164,9 @@ def _what_was_done(report: Report) -> list[str | Text]:
         return [*lines, "No fault was injected."]
     node = node_name(injected["rank"] // settings.ranks_per_node)
     once = settings.transient or settings.fault in IN_MEMORY
-    how = "once" if once else "and again each time it computed this"
+    when = f"At step {injected['step']}, once," if once else f"From step {injected['step']} on, each time,"
     count = f"{injected['changed']} element{'s' * (injected['changed'] != 1)}"
-    lines.append(
-        f"At step {injected['step']} rank {injected['rank']} on {node} got this wrong, {how}: {injected['where']}."
-    )
+    lines.append(f"{when} rank {injected['rank']} on {node} had this wrong: {injected['where']}.")
     lines.append(f"{count} changed; the first: {injected['before']} became {injected['after']}.")
     return lines
 

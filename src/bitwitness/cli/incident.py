@@ -36,22 +36,22 @@ def show(directory: Path, as_json: bool) -> None:
             raise RunFilesError(f"{directory} has no incidents: nothing was found in this run")
         directory = others[0]
     found = read_incident(directory)
-    if as_json:
-        print_json(
-            {
-                **found.record,
-                "path": str(found.path),
-                "files": [str(file) for file in saved_micro_batches(found)],
-                "next_steps": [step.to_json() for step in next_steps(found)],
-                "incidents_of_run": [str(path) for path in others],
-            }
-        )
-        return
     screen = console()
+    try:  # all of it before any of it is printed: what is damaged shows only when it is used
+        with screen.capture() as page:
+            show_incident(found, screen)
+        steps = [step.to_json() for step in next_steps(found)]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RunFilesError(f"{found.path / 'incident.json'} is damaged: {error!r}") from error
+    if as_json:
+        files = [str(file) for file in saved_micro_batches(found)]
+        about = {"path": str(found.path), "files": files, "incidents_of_run": [str(path) for path in others]}
+        print_json({**found.record, **about, "next_steps": steps})
+        return
     if len(others) > 1:
         _print_list([_entry(path) for path in others])
         screen.print(f"\nThe newest of these {len(others)}:\n")
-    show_incident(found, screen)
+    click.echo(page.get(), nl=False)
 
 
 @incident.command(name="list")

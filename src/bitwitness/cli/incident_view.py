@@ -35,7 +35,8 @@ def show(incident: Incident, console: Console) -> None:
     _heading(console, "What disagreed with what")
     shown = False
     for part in _tables(incident):
-        console.print(Padding(part, (0, 0, 0, 2), expand=False))
+        # A table in a padding of its own width comes out too narrow (rich 15).
+        console.print(Padding(part, (0, 0, 0, 2), expand=isinstance(part, Table)))
         shown = True
     if not shown:
         console.print("  No values were compared.")
@@ -132,9 +133,10 @@ def _case(
 ) -> Iterator[Table | Text]:
     check, owner, micro = key
     what = "input" if check == "input" else "result"
-    which = "micro-batches" if micro < 0 else f"micro-batch {micro}"
+    which = "the micro-batches" if micro < 0 else f"micro-batch {micro}"
     usual = _usual(group, topology)
-    table = _table(f"{what} of the {which} of rank {owner}", "role", "rank", "node", "first run", "repeats", "")
+    yield _title(f"{what} of {which} of rank {owner}")
+    table = _table("role", "rank", "node", "first run", "repeats", "")
     for one in sorted(group, key=lambda one: _ORDER.index(_role(one, topology))):
         style = "red" if one.rank in named else ""
         differs = usual is not None and set(one.runs) != {usual}
@@ -213,7 +215,8 @@ def _place(
     alike = [one for one in group if one.value == usual and one.rank not in named]
     hidden = alike[3:] if len(group) > _MOST_ROWS else []
     rest = [one for one in group if one not in hidden]
-    table = _table(f"{title} ({check})", "rank", "node", "value", "")
+    yield _title(f"{title} ({check})")
+    table = _table("rank", "node", "value", "")
     for one in sorted(rest[: 4 * _MOST_ROWS], key=lambda one: one.rank):
         style = "red" if one.rank in named else ""
         about = one.error or _about_value(one.detail)
@@ -252,10 +255,12 @@ def _short(value: str) -> str:
     return value if value == NONFINITE else value[:_DIGITS]
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=styled(title), title_justify="left", title_style="italic", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+def _title(text: str) -> Text:
+    return styled(text, "italic")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, header_style="dim", overflow="fold")
+        table.add_column(column, header_style="dim", overflow="fold", no_wrap=column in ("value", "first run"))
     return table
