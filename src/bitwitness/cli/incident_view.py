@@ -33,13 +33,13 @@ def show(incident: Incident, console: Console) -> None:
     for reason in verdict.reason.split("; "):
         console.print(Padding(styled(reason), (0, 0, 0, 2), expand=False))
     _heading(console, "What disagreed with what")
-    shown = False
-    for part in _tables(incident):
-        # A table in a padding of its own width comes out too narrow (rich 15).
-        console.print(Padding(part, (0, 0, 0, 2), expand=isinstance(part, Table)))
-        shown = True
-    if not shown:
-        console.print("  No values were compared.")
+    blocks = list(_blocks(incident)) or [[Text("No values were compared.")]]
+    for number, block in enumerate(blocks):
+        if number:
+            console.print()
+        for part in block:
+            # A table in a padding of its own width comes out too narrow (rich 15).
+            console.print(Padding(part, (0, 0, 0, 2), expand=isinstance(part, Table)))
     _heading(console, "What to do next")
     for number, advice in enumerate(next_steps(incident), 1):
         grid = Table.grid(padding=(0, 1))
@@ -100,7 +100,10 @@ def _facts(incident: Incident) -> Table:
 # What was seen -------------------------------------------------------------------------------------------------------
 
 
-def _tables(incident: Incident) -> Iterator[Table | Text]:
+Block = list[Table | Text]
+
+
+def _blocks(incident: Incident) -> Iterator[Block]:
     seen = incident.observations
     named = set(incident.verdict.ranks)
     cases: dict[tuple[str, int, int], list[Observation]] = defaultdict(list)
@@ -111,7 +114,7 @@ def _tables(incident: Incident) -> Iterator[Table | Text]:
         else:
             places[one.check, one.place].append(one)
     for (check, place), group in sorted(places.items()):
-        yield from _place(check, place, group, incident.topology, named)
+        yield _place(check, place, group, incident.topology, named)
     agreed = 0
     shown = 0
     for key, group in sorted(cases.items()):
@@ -120,22 +123,19 @@ def _tables(incident: Incident) -> Iterator[Table | Text]:
             agreed += 1
         elif shown < _MOST_ROWS:
             shown += 1
-            yield from _case(key, group, incident.topology, named)
+            yield _case(key, group, incident.topology, named)
     hidden = len(cases) - agreed - shown
     if hidden:
-        yield Text(f"{hidden} further micro-batches on which runs differ: see incident.json.")
+        yield [Text(f"{hidden} further micro-batches on which runs differ: see incident.json.")]
     if agreed:
-        yield Text(f"On {agreed} further micro-batch{'es' * (agreed > 1)} all runs agreed bit for bit.")
+        yield [Text(f"On {agreed} further micro-batch{'es' * (agreed > 1)} all runs agreed bit for bit.")]
 
 
-def _case(
-    key: tuple[str, int, int], group: Sequence[Observation], topology: Topology, named: set[int]
-) -> Iterator[Table | Text]:
+def _case(key: tuple[str, int, int], group: Sequence[Observation], topology: Topology, named: set[int]) -> Block:
     check, owner, micro = key
     what = "input" if check == "input" else "result"
     which = "the micro-batches" if micro < 0 else f"micro-batch {micro}"
     usual = _usual(group, topology)
-    yield _title(f"{what} of {which} of rank {owner}")
     table = _table("role", "rank", "node", "first run", "repeats", "")
     for one in sorted(group, key=lambda one: _ORDER.index(_role(one, topology))):
         style = "red" if one.rank in named else ""
@@ -149,10 +149,8 @@ def _case(
             one.error or ("differs" if differs else ""),
         ]
         table.add_row(*(styled(cell, style) for cell in row))
-    yield table
-    for line in _differences(group):
-        yield styled(line, "dim")
-    yield Text("")
+    title = _title(f"{what} of {which} of rank {owner}")
+    return [title, table, *(styled(line, "dim") for line in _differences(group))]
 
 
 _ORDER = ("owner", "first witness", "second witness", "witness")
@@ -202,9 +200,7 @@ def _differences(group: Sequence[Observation]) -> Iterator[str]:
         yield f"differs in {max(count, len(names))} gradients: {_some(names)}"
 
 
-def _place(
-    check: str, place: str, group: Sequence[Observation], topology: Topology, named: set[int]
-) -> Iterator[Table | Text]:
+def _place(check: str, place: str, group: Sequence[Observation], topology: Topology, named: set[int]) -> Block:
     """What each rank held: a gradient before or after the all-reduce, or its weights."""
     title = {
         "local": "local gradient, before the all-reduce",
@@ -215,7 +211,6 @@ def _place(
     alike = [one for one in group if one.value == usual and one.rank not in named]
     hidden = alike[3:] if len(group) > _MOST_ROWS else []
     rest = [one for one in group if one not in hidden]
-    yield _title(f"{title} ({check})")
     table = _table("rank", "node", "value", "")
     for one in sorted(rest[: 4 * _MOST_ROWS], key=lambda one: one.rank):
         style = "red" if one.rank in named else ""
@@ -223,12 +218,12 @@ def _place(
         table.add_row(
             *(styled(cell, style) for cell in (one.rank, _node(one.rank, topology), _short(one.value), about))
         )
-    yield table
+    block: Block = [_title(f"{title} ({check})"), table]
     if hidden:
-        yield Text(f"and {len(hidden)} more ranks with the value {plain(_short(usual))}")
+        block.append(Text(f"and {len(hidden)} more ranks with the value {plain(_short(usual))}"))
     if len(rest) > 4 * _MOST_ROWS:
-        yield Text(f"and {len(rest) - 4 * _MOST_ROWS} more ranks: see incident.json")
-    yield Text("")
+        block.append(Text(f"and {len(rest) - 4 * _MOST_ROWS} more ranks: see incident.json"))
+    return block
 
 
 def _about_value(detail: Mapping[str, Any]) -> str:
