@@ -56,6 +56,7 @@ class Channel:
         self.collective_seconds: dict[str, float] = defaultdict(float)
         self.local_seconds: dict[str, float] = defaultdict(float)
         self._step = -1
+        self._last_exchange = time.perf_counter()
         self._group: dist.ProcessGroup | None = None
         self.device = torch.device("cpu")
         if world_size > 1:
@@ -154,15 +155,15 @@ class Channel:
             except RuntimeError:
                 logger.debug("heartbeat: the store did not answer", exc_info=True)
 
-    def silent_ranks(self, phase: str) -> str:
+    def silent_ranks(self, phase: str, busy: float = 0.0) -> str:
         """After a collective of the job or the guard failed: say so to the others, and name the ranks that stay silent.
 
-        Returns a sentence; empty where nothing is known.
+        Returns a sentence; empty where nothing is known. `busy`: this rank is the one that was late, by so many seconds.
         """
         if self._group is None:
             return ""
         try:
-            self._store.set(f"lost/{self.rank}", phase)
+            self._store.set(f"lost/{self.rank}", json.dumps([phase, busy]))
             self._store.set("abort", str(self.rank))
             return self._name_silent()
         except RuntimeError as error:
@@ -186,23 +187,30 @@ class Channel:
     def _complete(self, phase: str, start: Callable[[], Any]) -> None:
         """Start a collective and wait for it, in slices."""
         started = time.perf_counter()
+        busy = started - self._last_exchange
         try:
-            work = start()
-            if self.device.type != "cpu":
-                work.wait()  # orders streams; the host waits in _wait_for_device, before it reads
-                return
-            while True:
-                try:
-                    work.wait(timedelta(seconds=min(_SLICE, self.timeout)))
-                    return
-                except RuntimeError:
-                    if work.is_completed() and work.exception() is not None:
-                        raise
-                self._give_up_if_due(phase, started)
+            self._wait(phase, start(), started)
+            if busy > _SLICE and self._store.check(["abort"]):
+                # What the others had sent before they gave up completes it here: this rank must not go on alone.
+                raise self._lost(phase, f"given up by rank {self._store.get('abort').decode()}", busy)
         except RuntimeError as error:
             raise self._lost(phase, str(error)) from error
         finally:
-            self.collective_seconds[phase] += time.perf_counter() - started
+            self._last_exchange = time.perf_counter()
+            self.collective_seconds[phase] += self._last_exchange - started
+
+    def _wait(self, phase: str, work: Any, started: float) -> None:
+        if self.device.type != "cpu":
+            work.wait()  # orders streams; the host waits in _wait_for_device, before it reads
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=min(_SLICE, self.timeout)))
+                return
+            except RuntimeError:
+                if work.is_completed() and work.exception() is not None:
+                    raise
+            self._give_up_if_due(phase, started)
 
     def _read(self, phase: str, tensor: Tensor) -> Tensor:
         """Bring a small tensor to the host; the only synchronisation of a step."""
@@ -234,10 +242,10 @@ class Channel:
         if gave_up:
             raise self._lost(phase, f"given up by rank {self._store.get('abort').decode()}")
 
-    def _lost(self, phase: str, why: str) -> RankLost:
+    def _lost(self, phase: str, why: str, busy: float = 0.0) -> RankLost:
         if len(why) > 200:
             why = why[:200] + "..."
-        silent = self.silent_ranks(phase)
+        silent = self.silent_ranks(phase, busy)
         return RankLost(
             f"guard on rank {self.rank}: the ranks could not agree in {phase} at step {self._step} ({why}). {silent} "
             "This says nothing about the numbers; the job cannot go on with this process group: restart it."
@@ -252,15 +260,21 @@ class Channel:
                 break
             time.sleep(0.1)
         if not silent:
+            answers = (json.loads(self._store.get(f"lost/{rank}")) for rank in range(self.world_size))
+            late = [f"{self._place(rank)}, {busy:.0f} s in {phase}" for rank, (phase, busy) in enumerate(answers) if busy]
+            if late:
+                return "Too late: " + "; ".join(late[:8]) + "."
             return "Every rank answered: suspect the network between them, not a rank."
         return "Did not answer: " + "; ".join(self._last_heard(rank) for rank in silent[:8]) + "."
 
     def _last_heard(self, rank: int) -> str:
-        node = f" (node {self.topology.node_of(rank)})" if self.topology else ""
         if not self._store.check([f"beat/{rank}"]):
-            return f"rank {rank}{node}, never heard of"
+            return f"{self._place(rank)}, never heard of"
         step, phase, when = json.loads(self._store.get(f"beat/{rank}"))
-        return f"rank {rank}{node}, last heard {max(0.0, time.time() - when):.0f} s ago at step {step} in {phase}"
+        return f"{self._place(rank)}, last heard {max(0.0, time.time() - when):.0f} s ago at step {step} in {phase}"
+
+    def _place(self, rank: int) -> str:
+        return f"rank {rank}" + (f" (node {self.topology.node_of(rank)})" if self.topology else "")
 
     def _gather_bytes(self, phase: str, mine: bytes) -> list[bytes]:
         if self._group is None:
