@@ -86,14 +86,14 @@ class Plan:
 
 def run(place: Rank, plan: Plan) -> Seen:
     """Run it: what happened, step by step, as JSON values."""
-    return _Run(place, plan).run()
+    return TrainingRun(place, plan).run()
 
 
-class _Run:
-    """The objects of a run."""
+class TrainingRun:
+    """The objects of a run; `loss` may be replaced before the guard is made."""
 
     def __init__(self, place: Rank, plan: Plan) -> None:
-        self.place, self.plan = place, plan
+        self.place, self.plan, self.loss = place, plan, plan.loss
         self.injector = Injector(plan.faults, place.rank)
         torch.manual_seed(2)
         self.module = plan.model()
@@ -132,13 +132,13 @@ class _Run:
             assert isinstance(self.model, DistributedDataParallel)
             self.model.register_comm_hook(*self.hook)
         parameters = list(self.module.parameters())
-        for step in self._steps():
+        for step in self.steps():
             for micro in range(plan.accumulate):
                 last = micro == plan.accumulate - 1
                 batch = self.batch(step, micro)
                 no_sync = isinstance(self.model, DistributedDataParallel) and not last
                 with self.model.no_sync() if no_sync else nullcontext(), self._training():  # type: ignore[operator]
-                    loss = plan.loss(self.model, batch)
+                    loss = self.loss(self.model, batch)
                     (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
                 self.seen["losses"].append(loss.item())
             self.injector.before_verify()
@@ -174,7 +174,7 @@ class _Run:
         return Guard(
             self.model,
             optimizers,
-            loss_fn=plan.loss,
+            loss_fn=self.loss,
             run_dir=self.place.run_dir,
             policy=Policy.every_step(**settings),
             scaler=self.scaler,
@@ -195,7 +195,7 @@ class _Run:
         self.seen["limits"] = list(guard.limits)
         step = -1
         try:
-            for step in self._steps():
+            for step in self.steps():
                 self._guarded_step(guard, step)
                 self.note_state()
         except BitwitnessError as error:
@@ -206,7 +206,8 @@ class _Run:
         )
         guard.close()
 
-    def _guarded_step(self, guard: Guard, step: int) -> None:
+    def forward_backward(self, guard: Guard, step: int) -> None:
+        """All micro-batches of a step."""
         plan = self.plan
         for micro in range(plan.accumulate):
             last = micro == plan.accumulate - 1
@@ -216,10 +217,14 @@ class _Run:
                     loss = guard.forward_backward(batch, last=last)
                 else:
                     with guard.microbatch(batch, last=last) as part:
-                        loss = plan.loss(self.model, batch)
+                        loss = self.loss(self.model, batch)
                         part.backward(loss)
             self.seen["losses"].append(loss.item())
         self.injector.before_verify()
+
+    def _guarded_step(self, guard: Guard, step: int) -> None:
+        plan = self.plan
+        self.forward_backward(guard, step)
         if plan.drive == "short" and plan.set_to_none:
             self.seen["updated"].append(guard.step(max_grad_norm=plan.clip))
             return
@@ -232,7 +237,7 @@ class _Run:
 
     # Both ------------------------------------------------------------------------------------------------------------
 
-    def _steps(self) -> Iterator[int]:
+    def steps(self) -> Iterator[int]:
         self.note_state()
         for step in range(self.plan.steps):
             self.injector.begin_step(step)
