@@ -27,6 +27,11 @@ _TITLES = {
     "unguarded": "the fault, not guarded",
     "guarded": "the fault, guarded",
 }
+_TITLES_WITHOUT_FAULT = {
+    **_TITLES,
+    "unguarded": "nothing wrong, not guarded",
+    "guarded": "nothing wrong, guarded again",
+}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_LINES = 4
 """Lines about each training where the output is no terminal."""
@@ -47,6 +52,7 @@ class Live:
     def __init__(self, settings: Settings, console: Console) -> None:
         self._settings, self._console = settings, console
         self._progress = {training.name: _Progress() for training in TRAININGS}
+        self._titles = _titles(settings)
         self._started = time.monotonic()
         self._ready = False
         self._spinner = Spinner("line")
@@ -85,7 +91,7 @@ class Live:
             self._print_line(rank, event)
 
     def _print_line(self, rank: int, event: Event) -> None:
-        title = _TITLES[event["training"]]
+        title = self._titles[event["training"]]
         progress = self._progress[event["training"]]
         if event["event"] == "landed":
             self._console.print(
@@ -103,7 +109,7 @@ class Live:
         for name, progress in self._progress.items():
             steps = len(progress.losses)
             table.add_row(
-                _TITLES[name],
+                self._titles[name],
                 ProgressBar(total=self._settings.steps, completed=steps, width=20),
                 f"{steps}/{self._settings.steps}",
                 f"loss {_loss(progress.losses[-1])}" if progress.losses else "",
@@ -116,6 +122,10 @@ class Live:
             self._spinner, seconds if self._ready else f"{seconds}: the ranks are starting, importing torch"
         )
         return Group(table, waiting)
+
+
+def _titles(settings: Settings) -> dict[str, str]:
+    return _TITLES_WITHOUT_FAULT if settings.fault == "none" else _TITLES
 
 
 def _ending(event: Event, state: str) -> str:
@@ -242,7 +252,9 @@ def _curves(report: Report) -> Table:
         if len(losses) < report.settings.steps:
             curve += " stopped"
         last = next((loss for loss in reversed(losses)), math.nan)
-        table.add_row(_TITLES[name], curve, f"{_loss(losses[0] if losses else math.nan)} to {_loss(last)}")
+        table.add_row(
+            _titles(report.settings)[name], curve, f"{_loss(losses[0] if losses else math.nan)} to {_loss(last)}"
+        )
     return table
 
 
