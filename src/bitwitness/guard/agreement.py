@@ -46,9 +46,15 @@ class Channel:
         rank: this rank; `world_size`: how many there are.
         device: where the model lives; collectives run there if the backend can, else on the CPU.
         timeout: seconds.
+        problem: why this rank cannot take part; every rank then raises it.
+
+    Raises:
+        RankLost: not every rank made a channel in time; names those.
     """
 
-    def __init__(self, rank: int, world_size: int, device: torch.device, timeout: float) -> None:
+    def __init__(
+        self, rank: int, world_size: int, device: torch.device, timeout: float, problem: BitwitnessError | None = None
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout = timeout
@@ -60,14 +66,16 @@ class Channel:
         self._group: dist.ProcessGroup | None = None
         self.device = torch.device("cpu")
         if world_size > 1:
+            # The job's own store has no public name; torchrun and every init_method leave it here.
+            self._store = dist.PrefixStore(f"bitwitness/{next(_serials)}", dist.distributed_c10d._get_default_store())
+            self._meet(problem)
             # NCCL's own watchdog ends the process without naming anybody, so it is given a little longer than we wait.
             self._group = dist.new_group(timeout=timedelta(seconds=timeout + 60))
             if device.type != "cpu" and "nccl" in str(dist.get_backend(self._group)):
                 self.device = device
-            serial = next(_serials)
-            # The job's own store has no public name; torchrun and every init_method leave it here.
-            self._store = dist.PrefixStore(f"bitwitness/{serial}", dist.distributed_c10d._get_default_store())
             self.beat(-1, "start")
+        elif problem is not None:
+            raise problem
 
     # What a check calls ---------------------------------------------------------------------------------------------
 
@@ -172,6 +180,30 @@ class Channel:
             return f"the job's store on {host} (started with rank 0{node}) is gone: look at that host first ({error})"
 
     # How it is done -------------------------------------------------------------------------------------------------
+
+    def _meet(self, problem: BitwitnessError | None) -> None:
+        """Wait in the store until every rank is here: making a group has no end that we could choose or explain."""
+        ranks = range(self.world_size)
+        if problem is not None:
+            self._store.set(f"problem/{self.rank}", json.dumps(_describe(problem)))
+            self._store.add("problems", 1)
+        self._store.set(f"here/{self.rank}", "")
+        if self._store.add("here", 1) == self.world_size:
+            self._store.set("all here", "")
+        try:
+            self._store.wait(["all here"], timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            try:
+                missing = [rank for rank in ranks if not self._store.check([f"here/{rank}"])]
+            except RuntimeError:
+                raise RankLost(self.silent_ranks("start")) from error
+            raise RankLost(
+                f"not every rank made a guard within {self.timeout:.0f} s: waiting for rank {_listed(missing)}. Make it on every "
+                "rank, with the same settings; the job cannot go on with this process group: restart it"
+            ) from error
+        if self._store.add("problems", 0):
+            found = {rank: self._store.get(f"problem/{rank}") for rank in ranks if self._store.check([f"problem/{rank}"])}
+            self._raise("start", {rank: tuple(json.loads(text)) for rank, text in found.items()}, problem)
 
     def _attempt(self, phase: str, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
         self.beat(self._step, phase)
@@ -320,6 +352,10 @@ _serials = itertools.count(1)
 
 def _describe(error: Exception) -> tuple[str, str]:
     return type(error).__name__, str(error)[:2000]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _padded(content: Tensor) -> Tensor:

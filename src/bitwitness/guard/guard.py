@@ -113,9 +113,6 @@ class Guard:
         rebuild_batch: RebuildBatch | None = None,
         inner_hook: Any = None,
     ) -> None:
-        chosen = Policy.load() if policy is None else policy
-        if not isinstance(chosen, Policy):
-            raise ConfigurationError(f"policy is a {type(policy).__name__}: give a bitwitness.Policy")
         self._closed = False
         self._step_index = 0
         self._expected_micros = 1
@@ -126,12 +123,14 @@ class Guard:
         self._recorded: set[tuple[Any, ...]] = set()
         self._updated = False
         self._last_seen = False
-        outer, module = start.unwrap(model)
-        device = start.device_of(module)
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         rank = dist.get_rank() if world_size > 1 else 0
+        try:
+            outer, module, device, chosen, self._files = start.look_at(model, policy, run_dir)
+        except ConfigurationError as error:
+            Channel(rank, world_size, torch.device("cpu"), Policy().timeout, error)
+            raise
         channel = Channel(rank, world_size, device, chosen.timeout)
-        self._files = RunFiles(start.check_run_dir(run_dir))
 
         def check() -> dict[str, Any]:
             if outer in _guarded:

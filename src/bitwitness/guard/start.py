@@ -19,7 +19,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError, WorkloadError
 from bitwitness.policy import Policy
+from bitwitness.runfiles import RunFiles
 from bitwitness.topology import Placement, Topology, node_name
+
+
+def look_at(
+    model: object, policy: object, run_dir: object
+) -> tuple[nn.Module, nn.Module, torch.device, Policy, RunFiles]:
+    """What the ranks must have before they can talk: the model, the module inside it, its device, the policy, the files.
+
+    Raises:
+        ConfigurationError: one of them is not what it should be.
+    """
+    chosen = Policy.load() if policy is None else policy
+    if not isinstance(chosen, Policy):
+        raise ConfigurationError(f"policy is a {type(policy).__name__}: give a bitwitness.Policy")
+    outer, module = unwrap(model)
+    return outer, module, device_of(module), chosen, RunFiles(check_run_dir(run_dir))
 
 
 def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
