@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bitwitness import BitwitnessError
+from bitwitness import BitwitnessError, fingerprint_tensors
 from bitwitness.guard import replication
 from bitwitness.guard.checks import numerics
 from tests.guard import models
@@ -31,8 +31,8 @@ class Mishap:
     where: Literal["numerics", "replay", "replicas", "backward", "between", "repeats"]
     rank: int = 1
     step: int = 2
-    timeout: float = 4.0
-    seconds: float = 9.0
+    timeout: float = 3.0
+    seconds: float = 7.5
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -112,8 +112,8 @@ def _traps(trap: _Trap) -> Iterator[None]:
         return fingerprint
 
     with (
-        patch.object(numerics, "fingerprint_tensors", trapped("numerics", numerics.fingerprint_tensors)),
-        patch.object(replication, "fingerprint_tensors", _after_update(trap, replication.fingerprint_tensors)),
+        patch.object(numerics, "fingerprint_tensors", trapped("numerics", fingerprint_tensors)),
+        patch.object(replication, "fingerprint_tensors", _after_update(trap, fingerprint_tensors)),
     ):
         yield
 

@@ -82,7 +82,8 @@ class Injector:
         site.register_forward_hook(self._output("matmul", "random matmul"))
         site.register_full_backward_hook(self._input_gradient)
         if hasattr(module, "norm"):
-            module.norm.register_forward_hook(self._output("layer norm"))
+            norm: Any = module.norm
+            norm.register_forward_hook(self._output("layer norm"))
         site.bias.register_hook(self._gradient)
         self._weight = site.weight
         for optimizer in optimizers:
@@ -160,4 +161,5 @@ class Injector:
                 result.view(-1)[3] = float("inf")
             return result
 
-        return dist.all_reduce(buffer, async_op=True).get_future().then(reduced)
+        future: torch.futures.Future[Tensor] = dist.all_reduce(buffer, async_op=True).get_future().then(reduced)
+        return future

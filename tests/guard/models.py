@@ -74,17 +74,21 @@ class Transformer(Net):
         super().__init__()
         self.attention = nn.Linear(WIDTH, 3 * WIDTH)
         self.second_norm = nn.LayerNorm(WIDTH)
-        self.checkpointed: dict[str, bool] | None = None
+        self.reentrant: bool | None = None
 
     def block(self, hidden: Tensor) -> Tensor:
         query, key, value = self.attention(self.norm(hidden)).view(*hidden.shape[:2], 3, 2, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, is_causal=True)
+        mixed: Tensor = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, is_causal=True)
         hidden = hidden + mixed.transpose(1, 2).reshape(hidden.shape)
-        return hidden + self.dropout(F.gelu(self.site(self.second_norm(hidden))))
+        result: Tensor = hidden + self.dropout(F.gelu(self.site(self.second_norm(hidden))))
+        return result
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embedding(tokens)
-        hidden = checkpoint(self.block, hidden, **self.checkpointed) if self.checkpointed else self.block(hidden)
+        if self.reentrant is None:
+            hidden = self.block(hidden)
+        else:
+            hidden = checkpoint(self.block, hidden, use_reentrant=self.reentrant)
         logits: Tensor = self.head(hidden)
         return logits
 
@@ -94,7 +98,7 @@ class Checkpointed(Transformer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.checkpointed = {"use_reentrant": False}
+        self.reentrant = False
 
 
 class Reentrant(Transformer):
@@ -102,7 +106,7 @@ class Reentrant(Transformer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.checkpointed = {"use_reentrant": True}
+        self.reentrant = True
 
 
 class Convolutional(nn.Module):
@@ -134,7 +138,8 @@ class Untidy(Net):
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits = super().forward(tokens)
-        return _Untidy.apply(logits, self.head.bias)  # type: ignore[no-any-return]
+        untidy: Tensor = _Untidy.apply(logits, self.head.bias)  # type: ignore[no-untyped-call]
+        return untidy
 
 
 class _Untidy(torch.autograd.Function):
@@ -217,7 +222,8 @@ def nested_loss(model: Any, batch: Any) -> Tensor:
     """For `nested`."""
     logits = model(batch.parts[0]["x"].long())
     losses = F.cross_entropy(logits.flatten(0, 1), batch.parts[0]["y"].reshape(-1), reduction="none").view(4, LENGTH)
-    return (losses * torch.from_numpy(np.ascontiguousarray(batch.weight)) * batch.flags).mean()
+    weighted: Tensor = losses * torch.from_numpy(np.ascontiguousarray(batch.weight)) * batch.flags
+    return weighted.mean()
 
 
 OWN_TORCH, OWN_NUMPY, OWN_PYTHON = torch.Generator(), np.random.default_rng(0), random.Random(0)
@@ -281,7 +287,7 @@ def flawed_loss(model: Any, batch: Any) -> Tensor:
         logits = (logits + mask).softmax(-1)
     if batch["flaw"] == "bad sample":
         weight = weight * float("nan")
-    loss = F.cross_entropy(logits.flatten(0, -2), batch["y"].flatten()) * weight
+    loss: Tensor = F.cross_entropy(logits.flatten(0, -2), batch["y"].flatten()) * weight
     if batch["flaw"] == "log of zero":
         loss = loss + (loss * 0).log()
     if batch["flaw"] == "root of zero":  # the loss stays finite

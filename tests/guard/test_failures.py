@@ -24,7 +24,7 @@ SLEEP = [
     Mishap("sleep", "replay", rank=1),
     Mishap("sleep", "between", rank=2),
     Mishap("sleep", "replicas", rank=0),
-    Mishap("sleep", "numerics", rank=0, seconds=5.0),  # back before the others have told what they miss
+    Mishap("sleep", "numerics", rank=0, seconds=4.0),  # back before the others have told what they miss
 ]
 KILL = [
     Mishap("kill", "replay", rank=1),
@@ -76,7 +76,7 @@ def test_a_rank_that_is_too_slow_is_named(survived: Launch, mishap: Mishap) -> N
         assert is_failure_of_the_guard(error)
         assert error["step"] == mishap.step
         named = f"rank {mishap.rank} (node n{mishap.rank}), "
-        if rank == mishap.rank or mishap.seconds < mishap.timeout + 4:
+        if rank == mishap.rank or mishap.seconds < mishap.timeout + 2:
             assert f"Too late: {named}" in error["message"]
         else:
             assert f"Did not answer: {named}last heard" in error["message"]

@@ -83,5 +83,4 @@ def test_ends_bit_identical(launches: dict[int, Launch], ranks: int, name: str) 
 
 def test_two_thousand_steps_in_all(launches: dict[int, Launch]) -> None:
     steps = sum(len(launches[ranks].seen(name)[0]["updated"]) for ranks, name in RUNS)
-    print(f"{steps} fault-free steps, {sum(done.seconds for done in launches.values()):.0f} s")
     assert steps == sum(steps for of_ranks in STEPS.values() for steps in of_ranks.values()) >= 2000

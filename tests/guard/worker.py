@@ -62,7 +62,7 @@ def _rank(spec: Spec, rank: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
         _run(spec, rank)
         code = 0
-    except BaseException:  # whatever it is, it must be seen in the log and not go on in the parent's code
+    except BaseException:  # noqa: BLE001  (whatever it is, it must be seen in the log and not go on in the parent's code)
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -82,7 +82,7 @@ def _run(spec: Spec, rank: int) -> None:
         )
     with (spec.folder / f"rank-{rank}.jsonl").open("a") as results:
         for scenario in spec.scenarios:
-            print(f"=== {scenario.name}", flush=True)
+            logging.info("=== %s", scenario.name)  # noqa: LOG015  (read in the log of a rank that fails)
             seen = _seen(spec, scenario, rank)
             results.write(json.dumps({"name": scenario.name, "seen": seen}) + "\n")
             results.flush()
@@ -98,7 +98,7 @@ def _seen(spec: Spec, scenario: Scenario, rank: int) -> dict[str, object]:
     started = time.monotonic()
     try:
         seen = scenario.run(Rank(rank, spec.world_size, folder_of(spec, scenario.name)), scenario.given)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  (likewise)
         traceback.print_exc()
         seen = {"crashed": "".join(traceback.format_exception(error))[-4000:]}
     return {"seconds": time.monotonic() - started, **seen}
