@@ -31,7 +31,7 @@ class _HookState:
     """What DDP's one communication hook refers to: the guard at work, if any. It outlives a guard that is closed."""
 
     def __init__(self) -> None:
-        self.tap: "LocalGradients | None" = None
+        self.tap: LocalGradients | None = None
         self.inner: CommHook | None = None
         self.inner_state: Any = None
 
@@ -182,7 +182,7 @@ class LocalGradients:
             try:
                 assert self._table is not None
                 self._table.add({name: gradient})
-            except Exception as error:  # as in see_bucket
+            except Exception as error:  # noqa: BLE001  # as in see_bucket
                 self.failure = error
 
         setattr(see_gradient, OWN_HOOK, True)

@@ -37,7 +37,7 @@ from bitwitness.guard.ledger import Ledger
 from bitwitness.guard.rewind import Ambient, BufferRecorder, RandomState, UserGenerator, check_generators, deterministic
 from bitwitness.guard.workload import LossFunction, MicroBatch, Workload, check_loss
 from bitwitness.policy import Policy
-from bitwitness.runfiles import RunFiles, utc_now
+from bitwitness.runfiles import utc_now
 from bitwitness.verdict import History, decide
 
 logger = logging.getLogger("bitwitness")

@@ -55,17 +55,24 @@ class Ledger:
                 self._append("observation", one.to_json())
 
     def event(self, kind: str, record: Mapping[str, Any]) -> None:
-        """Journal something else: a start, a verdict, a failure of the guard."""
+        """Journal something else: a start, a verdict, a failure of the guard. What is open is written first.
+
+        After a verdict or a failure the process may end in any way, without a word to this object.
+        """
+        self._settle()
         self._append(kind, record)
 
     def close(self) -> None:
         """Write what is open and close the journal."""
-        for entry in self._open.values():
-            self._write(entry)
-        self._open = {}
+        self._settle()
         with suppress(OSError):
             self._journal.close()
         atexit.unregister(self._at_exit)
+
+    def _settle(self) -> None:
+        for entry in self._open.values():
+            self._write(entry)
+        self._open = {}
 
     def _write(self, entry: LedgerEntry) -> None:
         self._append("ledger", entry.to_json())
