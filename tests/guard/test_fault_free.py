@@ -28,19 +28,19 @@ PLANS = {
 }
 STEPS = {
     3: {
-        "fp32": 300,
-        "bf16 autocast": 300,
-        "fp16 and scaler": 300,
-        "accumulated": 100,
-        "fp16, scaler, accumulated": 60,
-        "views of buckets": 200,
-        "views of buckets, accumulated": 60,
-        "batch norm, two optimizers": 150,
-        "transformer": 60,
-        "randomness": 150,
+        "fp32": 460,
+        "bf16 autocast": 360,
+        "fp16 and scaler": 360,
+        "accumulated": 60,
+        "fp16, scaler, accumulated": 50,
+        "views of buckets": 240,
+        "views of buckets, accumulated": 50,
+        "batch norm, two optimizers": 100,
+        "transformer": 50,
+        "randomness": 90,
     },
-    4: {"fp32": 60, "fp16 and scaler": 40, "accumulated": 20, "views of buckets, accumulated": 20, "transformer": 20},
-    6: {"fp32": 50, "bf16 autocast": 40, "fp16, scaler, accumulated": 20, "views of buckets": 30, "randomness": 20},
+    4: {"fp32": 40, "fp16 and scaler": 20, "accumulated": 12, "views of buckets, accumulated": 12, "transformer": 12},
+    6: {"fp32": 30, "bf16 autocast": 20, "fp16, scaler, accumulated": 10, "views of buckets": 14, "randomness": 10},
 }
 RUNS = [(ranks, name) for ranks, of_ranks in STEPS.items() for name in of_ranks]
 
