@@ -30,7 +30,8 @@ class History:
     Attributes:
         last_passed: for each check, the last step at which it passed; absent where it never did.
         compared_before: the checks that compare ranks and have passed at least once. The first comparison tells
-            configuration from nothing, so it never blames.
+            configuration from nothing, so it never blames: not for replicas or reduced gradients that differ, nor for a
+            rank that gets the same other result in all that it does. `input` counts as one of them.
         reductions_agreed: whether the fingerprints of the reduced gradient agreed across ranks in every step since the
             last passed replica check.
         sum_may_overflow: whether the finite local gradients are so large that their correct sum may be non-finite.
@@ -68,7 +69,7 @@ def decide(observations: Sequence[Observation], topology: Topology, history: His
     findings: list[_Finding] = []
     for of_step in by_step.values():
         numerics = _judge_numerics(of_step, topology, history)
-        findings += _judge_replays(of_step, topology)
+        findings += _judge_replays(of_step, topology, history)
         findings += numerics
         findings += _judge_replicas(of_step, topology, history, reductions_agreed=not numerics)
     if not findings:
@@ -172,7 +173,7 @@ class _Case:
         return [] if self.reference is None else [r for r, own in self.work.items() if own.values != {self.reference}]
 
 
-def _judge_replays(observations: Sequence[Observation], topology: Topology) -> list[_Finding]:
+def _judge_replays(observations: Sequence[Observation], topology: Topology, history: History) -> list[_Finding]:
     groups: dict[tuple[str, int, int], list[Observation]] = defaultdict(list)
     for seen in observations:
         if seen.check in ("replay", "input") and seen.owner is not None:
@@ -186,9 +187,15 @@ def _judge_replays(observations: Sequence[Observation], topology: Topology) -> l
     blame = _blame(cases, topology)
     named = {rank for rank, _ in blame}
     unsteady = {rank for case in cases for rank, own in case.work.items() if len(own.values) > 1}
-    for (rank, _), against in blame.items():
+    misled = topology.nodes_of(rank for rank, is_input in blame if is_input)
+    for (rank, is_input), against in blame.items():
         alone = not set(topology.nodes_of(unsteady)) - {topology.node_of(rank)}
-        findings.append(_name(rank, against, alone, topology))
+        if is_input and ("input" not in history.compared_before or len(misled) > 1):
+            findings.append(_not_rebuilt(rank, against, topology))
+        elif not is_input and "replay" not in history.compared_before and _always_wrong(rank, against):
+            findings.append(_wrong_from_the_start(rank, against, topology))
+        else:
+            findings.append(_name(rank, against, alone, topology))
     return findings + _nobody([case for case in cases if case.differs_without(named)], topology)
 
 
@@ -269,6 +276,30 @@ def _name(rank: int, cases: Sequence[_Case], alone: bool, topology: Topology) ->
     )
     check = next((case.check for case in cases if case.check == "numerics"), cases[0].check)
     return _Finding(check, kind, reason, {rank: persistence})
+
+
+def _always_wrong(rank: int, cases: Sequence[_Case]) -> bool:
+    """Whether a rank gets one and the same wrong result in all that it does, as a program would that treats it apart."""
+    return all(len(case.work[rank].values) == 1 for case in cases)
+
+
+def _wrong_from_the_start(rank: int, cases: Sequence[_Case], topology: Topology) -> _Finding:
+    """The first comparison cannot tell a device from a program that does something else on one rank."""
+    reason = (
+        f"{_who(rank, topology)} gets another result in every run of {_what(cases)}, and did so at the very first comparison: "
+        "code or settings that depend on the rank, or a device that was bad from the start. Put another node in its place: "
+        "what stays with the rank is software, what goes with the node is its device"
+    )
+    return _Finding(cases[0].check, "software", reason, candidates=(rank,))
+
+
+def _not_rebuilt(rank: int, cases: Sequence[_Case], topology: Topology) -> _Finding:
+    reason = (
+        f"{_what(cases)} is not what {_who(rank, topology)} was given, and no comparison of inputs had passed before, or it is "
+        "so on several nodes at once: rebuild_batch does not make the batches that the loop is fed (epoch, shuffling, "
+        "augmentation), which is software"
+    )
+    return _Finding(cases[0].check, "software", reason, candidates=(rank,))
 
 
 def _persistence(right: Sequence[Sequence[bool]], alone: bool) -> tuple[Persistence, str]:

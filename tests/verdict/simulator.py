@@ -24,7 +24,7 @@ from bitwitness.verdict import History
 
 STEP = 7
 RIGHT = "right"
-HISTORY = History(last_passed={"replay": 3}, compared_before=frozenset({"numerics", "replicas"}))
+HISTORY = History(last_passed={"replay": 3}, compared_before=frozenset({"numerics", "replay", "input", "replicas"}))
 
 ROLES = (0, 1, 2)  # owner, first witness, second witness
 REPEATS = {role: range(3 + 3 * role, 6 + 3 * role) for role in ROLES}

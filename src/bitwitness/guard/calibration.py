@@ -40,11 +40,11 @@ class _Findings:
     gradients_failed: str
 
 
-def calibrate(job: Job, step: Step) -> tuple[Level, bool]:
-    """The strongest level of audit that the policy allows and this workload repeats, and whether to audit at once.
+def calibrate(job: Job, step: Step) -> Level:
+    """The strongest level of audit that the policy allows and this workload repeats.
 
     A few ranks on which something does not repeat while it does elsewhere are suspicious, not a property of the workload:
-    then the first step is audited, and the verdict says what it is.
+    the audit that follows at once has a verdict say what it is.
 
     Raises:
         WorkloadError: on every rank; what the policy asks for does not repeat, or the loss function cannot be replayed.
@@ -94,7 +94,7 @@ def _differing(job: Job, once: Result, again: Result) -> tuple[str, ...]:
     return tuple(name for name, differs in zip(job.workload.trained, rows, strict=True) if differs)
 
 
-def _decide(found: Sequence[_Findings], job: Job) -> tuple[Level, bool]:
+def _decide(found: Sequence[_Findings], job: Job) -> Level:
     """Pure: the same decision on every rank."""
     mutated = _ranks([one.mutated for one in found])
     if mutated:
@@ -116,18 +116,16 @@ def _decide(found: Sequence[_Findings], job: Job) -> tuple[Level, bool]:
             "schedule), or the loop computes its loss in another way than loss_fn. Let both call one function, autocast "
             'included, or use Policy(audit="off")'
         )
-    suspicious = any(restless) or any(other)
     if job.policy.audit == "loss":
-        return "loss", suspicious
+        return "loss"
     problem = _gradient_problem(found)
     if not problem:
-        few = [bool(one.restless) or not one.gradients_are_original for one in found]
-        return "gradients", suspicious or any(few)
+        return "gradients"
     if job.policy.audit == "gradients":
         raise WorkloadError(f'{problem}. {_REMEDIES}; or compare the loss only: Policy(audit="loss")')
     if job.rank == 0:
         logger.warning("audits compare the loss only: %s. %s", problem, _REMEDIES)
-    return "loss", suspicious
+    return "loss"
 
 
 def _gradient_problem(found: Sequence[_Findings]) -> str:

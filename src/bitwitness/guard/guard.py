@@ -116,7 +116,6 @@ class Guard:
         self._closed = False
         self._step_index = 0
         self._expected_micros = 1
-        self._force_audit = False
         self._last_passed: dict[str, int] = {}
         self._compared: set[str] = set()
         self._reductions_agreed = True
@@ -170,6 +169,9 @@ class Guard:
             self.close()
             raise
         self._compared.add("replicas")
+        # The first step is always audited: what differs between ranks from the beginning is configuration, and whoever
+        # differs later did not.
+        self._force_audit = True
         self._step = self._new_step()
 
     # Driving it, the short way ---------------------------------------------------------------------------------------
@@ -225,6 +227,7 @@ class Guard:
             random=RandomState.capture(self.job.device, self.job.workload.generators),
             ambient=Ambient.capture(self.job.device),
             deterministic=step.audit and self.policy.deterministic_audits,
+            settings=self.job.workload.settings.capture(),
             buffers_are_shared=ddp is not None and self.job.broadcasts_buffers and ddp.require_forward_param_sync,
         )
         self._buffers.arm()
@@ -331,6 +334,7 @@ class Guard:
             self._reductions_agreed = True
         if outcome.check == "replay" and self.job.rebuild_batch is not None:
             self._last_passed["input"] = step
+            self._compared.add("input")
         self._recorded = {signature for signature in self._recorded if signature[0] != outcome.check}
 
     def _react(self, verdict: Verdict, observations: tuple[Any, ...], before_update: bool) -> bool:

@@ -154,6 +154,42 @@ _UNVERSIONED = frozenset({"running_mean", "running_var"})
 """What batch normalisation changes without telling the version counter (seen in torch 2.13)."""
 
 
+class Settings:
+    """What else decides the bits of a forward and backward: settings of the process, and the modes of the modules.
+
+    They are no part of a replay's state, because a witness should have the same ones: where it has not, or where they
+    were changed after the forward, a comparison would say nothing about the devices.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._modules = dict(module.named_modules())
+        self._parameters = dict(module.named_parameters())
+        self._device = device
+
+    def capture(self) -> dict[str, str]:
+        """The settings now, by name; what is long is a list of what is unusual in it."""
+        evaluating = [name or "(model)" for name, one in self._modules.items() if not one.training]
+        frozen = [name for name, one in self._parameters.items() if not one.requires_grad]
+        return {
+            "modules in eval mode": ", ".join(evaluating),
+            "frozen parameters": ", ".join(frozen),
+            "default dtype": str(torch.get_default_dtype()),
+            "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            **process_settings(self._device),
+        }
+
+
+def process_settings(device: torch.device) -> dict[str, str]:
+    """The settings of the process that change what kernels compute on a kind of device."""
+    found = {"float32 matmul precision": torch.get_float32_matmul_precision()}
+    if device.type != "cuda":
+        # The number of threads divides sums, and so decides their bits.
+        return {**found, "threads": str(torch.get_num_threads()), "oneDNN": str(torch.backends.mkldnn.enabled)}
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    attention = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())
+    return {**found, "cuDNN": str((cudnn.enabled, cudnn.benchmark, cudnn.deterministic)), "attention kernels": str(attention)}
+
+
 class BufferRecorder:
     """Keeps a module's buffers as they were inside the forward.
 

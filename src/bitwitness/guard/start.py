@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles
 from bitwitness.topology import Placement, Topology, node_name
@@ -179,14 +180,13 @@ def allowed(policy: Policy, topology: Topology) -> Policy:
 def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:
     """Where this rank stands: what `Placement` needs, but for the slot, which depends on the other ranks."""
     node = node_name(os.environ)
-    software = f"torch {torch.__version__}, float32 matmul precision {torch.get_float32_matmul_precision()}"
+    settings = ", ".join(f"{name} {value}" for name, value in process_settings(device).items())
+    software = f"torch {torch.__version__}, {settings}"
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         identity, model = f"GPU-{properties.uuid}", properties.name
         software += f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     else:
-        # The number of threads divides sums, and so decides their bits.
-        software += f", {torch.get_num_threads()} threads"
         identity, model = "", f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
     return {"rank": rank, "node": node, "device": identity, "model": model, "software": software}
 

@@ -23,7 +23,15 @@ from bitwitness.errors import WorkloadError
 from bitwitness.evidence import NONFINITE
 from bitwitness.fingerprint import fingerprint_tensors
 from bitwitness.guard import parcel
-from bitwitness.guard.rewind import Ambient, RandomState, UserGenerator, clones, deterministic, random_state_kept
+from bitwitness.guard.rewind import (
+    Ambient,
+    RandomState,
+    Settings,
+    UserGenerator,
+    clones,
+    deterministic,
+    random_state_kept,
+)
 
 LossFunction = Callable[[Any, Any], Tensor]
 """`compute_loss(model, batch) -> scalar`, shared by training and replay, autocast included."""
@@ -62,6 +70,7 @@ class MicroBatch:
         random: random state on entry; ambient: autocast on entry.
         buffers: as they were inside the forward; changing: names of those that forwards change.
         deterministic: whether it ran under deterministic algorithms.
+        settings: what else decides its bits, and is no part of its state.
         scale: the loss scale it was multiplied by before the backward, or None.
         loss: the loss as computed, detached, before scaling.
         gradients: digests of its own local gradient, where they were captured; as in Result.
@@ -73,6 +82,7 @@ class MicroBatch:
     random: RandomState
     ambient: Ambient
     deterministic: bool
+    settings: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     changing: frozenset[str] = frozenset()
     buffers_are_shared: bool = False
@@ -128,6 +138,7 @@ class Workload:
         generators: Sequence[UserGenerator],
     ) -> None:
         self.module = module
+        self.settings = Settings(module, device)
         self._replaying = False
         self._refusal = model.register_forward_pre_hook(self._refuse_in_replay) if model is not module else None
         self.device = device

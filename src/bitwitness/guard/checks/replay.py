@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -96,11 +97,10 @@ class Replay(Check):
             return None
         if step.nonfinite:
             return self._triage(step)
-        audit = step.audit
-        if self.level is None:
-            self.level, suspicious = calibration.calibrate(self.job, step)
-            audit = audit or suspicious
-        return self._audit(step) if audit else None
+        first = self.level is None
+        if first:
+            self.level = calibration.calibrate(self.job, step)
+        return self._audit(step) if step.audit or first else None
 
     # The scheduled audit ---------------------------------------------------------------------------------------------
 
@@ -108,6 +108,9 @@ class Replay(Check):
         micro = step.micros[min(step.audited, len(step.micros) - 1)]
         level = "gradients" if self.level == "gradients" and micro.gradients is not None else "loss"
         detail = {"level": level, "micro": micro.index, **self._witnessed()}
+        problem = self._unlike_settings([micro])
+        if problem:
+            return Outcome(self.name, "unverified", reason=problem, detail=detail)
         differing = compare(
             self.job.channel, "replay premises", step.index, lambda: self._premises(step, micro), self.job.seed
         )
@@ -120,15 +123,39 @@ class Replay(Check):
         def replay() -> Sequence[int]:
             runs.extend(self._run(step, case) for case in cases)
             differ = any(_disagree(case, run) for case, run in zip(cases, runs, strict=True))
-            return [differ, any(run.error for run in runs)]
+            return [differ, any(run.error for run in runs), any(case.value() == NONFINITE for case in cases)]
 
-        differ, out_of_memory = self.job.channel.max(self.name, 2, replay).tolist()
+        differ, out_of_memory, nonfinite = self.job.channel.max(self.name, 3, replay).tolist()
         if out_of_memory:
             reason = next((run.error for run in runs if run.error), "out of memory on another rank")
             return Outcome(self.name, "unverified", reason=f"skipped by all ranks: {reason}", detail=detail)
+        if not differ and nonfinite:
+            reason = "a result is non-finite wherever it was run, which is no evidence of health"
+            return Outcome(self.name, "unverified", reason=reason, detail=detail)
         if not differ:
             return Outcome(self.name, "passed", detail=detail)
         return self._escalate(step, [micro], list(zip(cases, runs, strict=True)), None, detail)
+
+    def _unlike_settings(self, micros: Sequence[MicroBatch]) -> str:
+        """Why settings forbid a comparison: some ranks have others, or changed theirs since the forward. Else empty."""
+
+        def measure() -> Sequence[int]:
+            now = self.job.workload.settings.capture()
+            changed = any(micro.settings != now for micro in micros)
+            digest = hashlib.blake2b(repr(sorted(now.items())).encode(), digest_size=7).digest()
+            value = int.from_bytes(digest, "little")
+            return [changed, value, ~value]
+
+        changed, most, least = self.job.channel.max("replay premises", 3, measure).tolist()
+        if not changed and most == ~least:
+            return ""
+        seen = self.job.channel.gather(
+            "replay premises", lambda: (micros[0].settings, self.job.workload.settings.capture())
+        )
+        problem = _unlike(seen)
+        if self.job.rank == 0:
+            logger.warning("this audit compares nothing: %s", problem)
+        return problem
 
     def _premises(self, step: Step, micro: MicroBatch) -> dict[str, Tensor]:
         """What owner and witness must hold alike: parameters, and the buffers that DDP broadcasts."""
@@ -145,6 +172,9 @@ class Replay(Check):
     def _triage(self, step: Step) -> Outcome:
         """Replay every micro-batch of the ranks with a non-finite gradient, on two other nodes."""
         detail = {"level": "triage", **self._witnessed()}
+        problem = self._unlike_settings(step.micros)
+        if problem:
+            return Outcome(self.name, "unverified", reason=problem, detail=detail, force_audit=self.level is None)
         differing = compare(
             self.job.channel,
             "replay premises",
@@ -162,7 +192,8 @@ class Replay(Check):
             return ()
 
         self.job.channel.max("replay triage", 0, replay)
-        return self._escalate(step, step.micros, firsts, step.nonfinite, detail)
+        outcome = self._escalate(step, step.micros, firsts, step.nonfinite, detail)
+        return replace(outcome, force_audit=self.level is None)
 
     # On a disagreement: a third node, and repeats --------------------------------------------------------------------
 
@@ -312,6 +343,18 @@ class Replay(Check):
         if witness == self.job.rank:
             return {"witness": "self: no evidence of health"}
         return {"witness": witness}
+
+
+def _unlike(seen: Sequence[tuple[dict[str, str], dict[str, str]]]) -> str:
+    """In which settings ranks differ, or differ from what they were in the forward, as a sentence."""
+    usual = Counter(tuple(sorted(then.items())) for then, _ in seen).most_common(1)[0][0]
+    for rank, (then, now) in enumerate(seen):
+        for name, value in usual:
+            for when, own in (("in the forward", then), ("since the forward", now)):
+                if own.get(name, "") != value:
+                    mine, others = own.get(name, "") or "none", value or "none"
+                    return f"rank {rank} has other settings {when}: {name} {mine[:120]}, elsewhere {others[:120]}"
+    return "the ranks have other settings than in the forward"
 
 
 def _disagree(case: _Case, run: _Run) -> bool:
