@@ -184,15 +184,16 @@ def _judge_replays(observations: Sequence[Observation], topology: Topology, hist
     restless = {rank for case in cases for rank, own in case.work.items() if len(set(own.repeats)) > 1}
     if len(topology.nodes_of(restless)) > 1:
         return [_not_deterministic(cases, restless), *findings]
+    misled = {rank for case in cases if case.is_input for rank in case.accused()}
+    if misled and ("input" not in history.compared_before or len(topology.nodes_of(misled)) > 1):
+        findings.append(_not_rebuilt([case for case in cases if case.is_input], misled))
+        cases = [case for case in cases if not case.is_input]
     blame = _blame(cases, topology)
     named = {rank for rank, _ in blame}
     unsteady = {rank for case in cases for rank, own in case.work.items() if len(own.values) > 1}
-    misled = topology.nodes_of(rank for rank, is_input in blame if is_input)
     for (rank, is_input), against in blame.items():
         alone = not set(topology.nodes_of(unsteady)) - {topology.node_of(rank)}
-        if is_input and ("input" not in history.compared_before or len(misled) > 1):
-            findings.append(_not_rebuilt(rank, against, topology))
-        elif not is_input and "replay" not in history.compared_before and _always_wrong(rank, against):
+        if not is_input and "replay" not in history.compared_before and _always_wrong(rank, against):
             findings.append(_wrong_from_the_start(rank, against, topology))
         else:
             findings.append(_name(rank, against, alone, topology))
@@ -293,13 +294,13 @@ def _wrong_from_the_start(rank: int, cases: Sequence[_Case], topology: Topology)
     return _Finding(cases[0].check, "software", reason, candidates=(rank,))
 
 
-def _not_rebuilt(rank: int, cases: Sequence[_Case], topology: Topology) -> _Finding:
+def _not_rebuilt(cases: Sequence[_Case], misled: Collection[int]) -> _Finding:
     reason = (
-        f"{_what(cases)} is not what {_who(rank, topology)} was given, and no comparison of inputs had passed before, or it is "
-        "so on several nodes at once: rebuild_batch does not make the batches that the loop is fed (epoch, shuffling, "
+        f"{_what(cases)} is not what ranks {_ranks(misled)} were given, and either no comparison of inputs had passed before, or "
+        "it is so on several nodes at once: rebuild_batch does not make the batches that the loop is fed (epoch, shuffling, "
         "augmentation), which is software"
     )
-    return _Finding(cases[0].check, "software", reason, candidates=(rank,))
+    return _Finding(cases[0].check, "software", reason, candidates=tuple(sorted(misled)))
 
 
 def _persistence(right: Sequence[Sequence[bool]], alone: bool) -> tuple[Persistence, str]:
