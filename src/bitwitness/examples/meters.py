@@ -15,10 +15,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -170,7 +171,7 @@ class Probe:
 
 @contextmanager
 def watched(one: Guard, optimizer: torch.optim.Optimizer, probe: Probe) -> Iterator[None]:
-    """While inside, everything that `one` does is counted. The calls of `forward_backward` and `step` are the caller's."""
+    """While inside, what `one` does is counted. Call `forward_backward` in a span of training, `step` in one of order."""
     places: list[tuple[Any, str, str | Callable[..., str]]] = [
         (one.job.gradients, "see_bucket", "numerics"),
         (gradients, "_native_all_reduce", HOOK),
@@ -190,7 +191,29 @@ def watched(one: Guard, optimizer: torch.optim.Optimizer, probe: Probe) -> Itera
     with ExitStack() as stack:
         for owner, name, label in places:
             stack.enter_context(_replaced(owner, name, probe.wrap(getattr(owner, name), label)))
+        micro_batch = one.microbatch
+        stack.enter_context(
+            _replaced(one, "microbatch", lambda *args, **kwargs: _Ends(probe, micro_batch(*args, **kwargs)))
+        )
         yield
+
+
+class _Ends:
+    """Counts what a micro-batch's context does on entry and exit; what is inside is the caller's."""
+
+    def __init__(self, probe: Probe, context: AbstractContextManager[guard.Micro]) -> None:
+        self._probe = probe
+        self._context = context
+
+    def __enter__(self) -> guard.Micro:
+        with self._probe.meter.span(CAPTURES):
+            return self._context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        with self._probe.meter.span(CAPTURES):
+            return self._context.__exit__(kind, error, trace)
 
 
 def _of_phase(channel: Channel, phase: str, *rest: object) -> str:
