@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fingerprint import backends, combine, fingerprint_tensors, row_sums
+from bitwitness.fingerprint import backends, combine, fingerprint_tensors, row_sums, torch_ops
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ class LiveStorage(TorchDispatchMode):
 def peak_of(tensor: Tensor, tensors: list[Tensor]) -> int:
     """Most bytes that `fingerprint_tensors(tensors)` held at once, `tensor` being the owner of their memory."""
     fingerprint_tensors(tensors[:1], 3)
-    row_sums.outer_weights.cache_clear()
+    torch_ops._places.cache_clear()
     mode = LiveStorage(tensor)
     with mode:
         fingerprint_tensors(tensors, 3)
@@ -151,7 +151,7 @@ def test_ambient_modes_change_nothing(ambient: str) -> None:
     tensors = sample()
     expected = fingerprint_tensors(tensors, 9)
     together = combine(expected, 9)
-    for cache in (row_sums.outer_weights, row_sums.inner_weights, row_sums._int8_weights, row_sums._powers_of_256):
+    for cache in (torch_ops._places, row_sums.inner_weights, row_sums._int8_weights, row_sums._powers_of_256):
         cache.cache_clear()
     with AMBIENT[ambient]():
         digests = fingerprint_tensors(tensors, 9)
