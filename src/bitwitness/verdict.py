@@ -68,10 +68,11 @@ def decide(observations: Sequence[Observation], topology: Topology, history: His
         by_step[seen.step].append(seen)
     findings: list[_Finding] = []
     for of_step in by_step.values():
-        numerics = _judge_numerics(of_step, topology, history)
+        replicas = _judge_replicas(of_step, topology, history)
+        explained = {rank for finding in replicas for rank in finding.named}  # a weight that is NaN makes a gradient NaN
         findings += _judge_replays(of_step, topology, history)
-        findings += numerics
-        findings += _judge_replicas(of_step, topology, history, reductions_agreed=not numerics)
+        findings += _judge_numerics(of_step, topology, history, explained)
+        findings += replicas
     if not findings:
         return Verdict("clean", step)
     return _verdict(findings, topology, history, step)
@@ -341,8 +342,9 @@ def _not_deterministic(cases: Sequence[_Case], restless: Collection[int]) -> _Fi
 def _nobody(cases: Sequence[_Case], topology: Topology) -> list[_Finding]:
     """The disagreements in which nobody is named, those with the same reason together."""
     alike: dict[tuple[CheckName, bool, Kind, str], list[_Case]] = defaultdict(list)
+    everybody = {rank for case in cases for rank in case.accused()} == set(range(topology.world_size))
     for case in cases:
-        alike[case.check, case.is_input, *_why_nobody(case, topology)].append(case)
+        alike[case.check, case.is_input, *_why_nobody(case, everybody, topology)].append(case)
     findings = []
     for (check, _, kind, why), group in alike.items():
         involved = tuple(sorted({rank for case in group for rank in case.seen}))
@@ -352,12 +354,22 @@ def _nobody(cases: Sequence[_Case], topology: Topology) -> list[_Finding]:
     return findings
 
 
-def _why_nobody(case: _Case, topology: Topology) -> tuple[Kind, str]:
-    """Of what kind a disagreement is, and the end of a sentence a person can act on."""
+def _why_nobody(case: _Case, everybody: bool, topology: Topology) -> tuple[Kind, str]:
+    """Of what kind a disagreement is, and the end of a sentence a person can act on; `everybody`: all ranks are accused."""
     involved = tuple(case.seen)
     nodes = len(topology.nodes_of(involved))
+    if len(involved) == 1 and case.is_input:
+        return "input", (
+            "for it is not what it was when its forward began: the loop or loss_fn changes it in place, or the memory of that rank "
+            "does; only a batch made anew (rebuild_batch) could tell"
+        )
     if len(involved) == 1:
         return "software", "and no other rank could replay it: make it deterministic, or run on three nodes"
+    if everybody:
+        return "software", (
+            "and so does everybody's: loss_fn or the loop depends on something that changes between the forward and the audit (a "
+            "counter, a schedule, a mode)"
+        )
     if len({_make(rank, topology) for rank in involved}) > 1:
         return "software", "whose device models or software differ: they need not agree bit for bit; make them alike"
     kind: Kind = "input" if case.is_input else "compute"
@@ -385,12 +397,15 @@ def _healed(work: Mapping[int, _Work]) -> str:
 # Numbers before and after the all-reduce: rules 0 and 3 --------------------------------------------------------------
 
 
-def _judge_numerics(observations: Sequence[Observation], topology: Topology, history: History) -> list[_Finding]:
+def _judge_numerics(
+    observations: Sequence[Observation], topology: Topology, history: History, explained: Collection[int]
+) -> list[_Finding]:
+    """Judge numbers before and after the all-reduce; `explained`: ranks on which something else is known to be wrong."""
     numerics = [seen for seen in observations if seen.check == "numerics"]
     local = {seen.rank for seen in numerics if seen.place == "local" and NONFINITE in seen.runs}
     if local:  # the reduced gradients are then non-finite of necessity
         audited = {seen.owner for seen in observations if seen.check == "replay" and NONFINITE in seen.runs}
-        silent = tuple(sorted(local - audited))  # the others are judged by the audit that they forced
+        silent = tuple(sorted(local - audited - set(explained)))  # the others are judged by the audit that they forced
         reason = (
             f"the local gradient is non-finite on ranks {_ranks(silent)}, and no replay could tell hardware from software: "
             "look at that batch and the loss scale, and audit every step"
@@ -467,10 +482,7 @@ def _all_alike(value: str, history: History, reduced: Mapping[int, str]) -> _Fin
 # Replicas: rule 3 ----------------------------------------------------------------------------------------------------
 
 
-def _judge_replicas(
-    observations: Sequence[Observation], topology: Topology, history: History, reductions_agreed: bool
-) -> list[_Finding]:
-    """Compare the replicas; `reductions_agreed` says so of this step, `history` of those before."""
+def _judge_replicas(observations: Sequence[Observation], topology: Topology, history: History) -> list[_Finding]:
     seen = [one for one in observations if one.check == "replicas"]
     values = _values(seen)
     counts = Counter(values.values())
@@ -486,12 +498,14 @@ def _judge_replicas(
     value, count = counts.most_common(1)[0]
     outliers = tuple(rank for rank, held in values.items() if held != value)
     if 2 * count <= topology.world_size or value == NONFINITE:
+        kind, advice = _no_majority(counts, values)
         reason = (
-            f"the replicas hold {len(counts)} different states and no finite one is known to be held by a majority of "
-            f"{topology.world_size}: restart from the last verified checkpoint, and audit every step"
+            f"the replicas hold {len(counts)} different states of {_differing(seen, outliers)}, and no finite one is known to be "
+            f"held by a majority of {topology.world_size}: {advice}"
         )
-        return [_Finding("replicas", "memory", reason, candidates=tuple(values))]
-    if not (history.reductions_agreed and reductions_agreed):
+        return [_Finding("replicas", kind, reason, candidates=tuple(values))]
+    reduced = {one.value for one in observations if one.check == "numerics" and one.place == "reduced"}
+    if not history.reductions_agreed or len(reduced) > 1:
         reason = (
             f"ranks {_ranks(outliers)} hold other weights than the majority, but the reduced gradients had already "
             "differed: a corrupt reduction can leave the wrong value with the majority; suspect the network"
@@ -499,6 +513,15 @@ def _judge_replicas(
         return [_Finding("replicas", "collective", reason, candidates=outliers)]
     holders = [rank for rank, held in values.items() if held == value]
     return [_outliers(outliers, holders, _differing(seen, outliers), topology)]
+
+
+def _no_majority(counts: Mapping[str, int], values: Mapping[int, str]) -> tuple[Kind, str]:
+    if len(counts) == len(values) > 2:
+        return "software", (
+            "every rank holds its own, as where a layer updates itself from its rank's data (Embedding(max_norm=...)), or a state "
+            "depends on the rank; such state cannot be compared"
+        )
+    return "memory", "restart from the last verified checkpoint, and audit every step"
 
 
 def _outliers(outliers: Sequence[int], holders: Sequence[int], tensors: str, topology: Topology) -> _Finding:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bitwitness import BitwitnessError, fingerprint_tensors
+from bitwitness import BitwitnessError, fingerprint_tensors, runfiles
 from bitwitness.guard import replication
 from bitwitness.guard.checks import numerics
 from tests.guard import models
@@ -28,7 +28,7 @@ class Mishap:
     """What happens, in the middle of what, on which rank and in which step."""
 
     what: Literal["raise", "sleep", "kill"]
-    where: Literal["numerics", "replay", "replicas", "backward", "between", "repeats"]
+    where: Literal["numerics", "replay", "replicas", "backward", "between", "repeats", "incident"]
     rank: int = 1
     step: int = 2
     timeout: float = 3.0
@@ -114,6 +114,7 @@ def _traps(trap: _Trap) -> Iterator[None]:
     with (
         patch.object(numerics, "fingerprint_tensors", trapped("numerics", fingerprint_tensors)),
         patch.object(replication, "fingerprint_tensors", _after_update(trap, fingerprint_tensors)),
+        patch.object(runfiles, "_sync_folder", lambda folder: trap.spring("incident")),
     ):
         yield
 

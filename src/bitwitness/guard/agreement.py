@@ -17,6 +17,7 @@ import pickle
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -163,6 +164,26 @@ class Channel:
             except RuntimeError:
                 logger.debug("heartbeat: the store did not answer", exc_info=True)
 
+    def raised(self, error: BaseException) -> None:
+        """Leave word that this rank's own code raised, for the others to find when they miss it."""
+        if self._group is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"raised/{self.rank}", f"{type(error).__name__}: {str(error)[:300]}")
+                self._store.set("abort", str(self.rank))
+
+    def who_raised(self) -> str:
+        """The ranks that left such word, without waiting for more: the others still wait for this one to fail as well."""
+        if self._group is None:
+            return ""
+        try:
+            told = [rank for rank in range(self.world_size) if self._store.check([f"raised/{rank}"])]
+            words = [f"{self._place(rank)} raised {self._store.get(f'raised/{rank}').decode()}" for rank in told]
+        except RuntimeError as error:
+            return f"The job's store is gone with its host, {os.environ.get('MASTER_ADDR', 'that of rank 0')} ({error})."
+        if not words:
+            return "No rank has told that it failed: one died or left the loop, and its launcher knows its exit code."
+        return "; ".join(words[:8]) + "."
+
     def silent_ranks(self, phase: str, busy: float = 0.0) -> str:
         """After a collective of the job or the guard failed: say so to the others, and name the ranks that stay silent.
 
@@ -240,8 +261,9 @@ class Channel:
                 work.wait(timedelta(seconds=min(_SLICE, self.timeout)))
                 return
             except RuntimeError:
-                if work.is_completed() and work.exception() is not None:
-                    raise
+                if work.is_completed():
+                    work.wait()  # it ended between the slices: raises what went wrong, if anything did
+                    return
             self._give_up_if_due(phase, started)
 
     def _read(self, phase: str, tensor: Tensor) -> Tensor:

@@ -62,10 +62,10 @@ def _examine(job: Job, step: Step) -> _Findings:
     try:
         with NoCollectives():
             workload.replay(state, micro.buffers, with_gradients=False)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, StopIteration) as error:
         raise WorkloadError(
             f"loss_fn trained, but cannot be replayed ({type(error).__name__}: {error}): a witness calls it with the inner "
-            "module, not with DDP; use its first argument as a plain module"
+            "module, not with DDP, and with the same batch once more, which must not be used up by the first time"
         ) from error
     failed = ""
     gradients = job.policy.audit != "loss" and micro.gradients is not None
@@ -99,8 +99,9 @@ def _decide(found: Sequence[_Findings], job: Job) -> Level:
     mutated = _ranks([one.mutated for one in found])
     if mutated:
         raise WorkloadError(
-            f"loss_fn changed its batch in place (ranks {_some(mutated)}): a witness would start from other data. Copy what "
-            'is changed inside loss_fn, or use Policy(audit="off")'
+            f"the batch changed between the beginning of its micro-batch and step() (ranks {_some(mutated)}): loss_fn changes it "
+            "in place, or the loop fills it anew too early. A witness would start from other data: copy what is changed, or "
+            'use Policy(audit="off")'
         )
     restless = [not one.loss_repeats for one in found]
     if _widespread(restless):

@@ -106,7 +106,8 @@ class LocalGradients:
         self._from_bucket = wanted and last and fresh and self._ddp is not None
         if wanted and not self._from_bucket:
             for name, parameter in self._workload.trained.items():
-                self._handles.append(parameter.register_hook(self._tensor_hook(name)))
+                if parameter.requires_grad:
+                    self._handles.append(parameter.register_hook(self._tensor_hook(name)))
 
     def before_backward(self) -> None:
         """After a micro-batch's forward, in which DDP may have moved the gradients to other buckets: note where they are."""

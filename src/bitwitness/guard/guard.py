@@ -343,16 +343,23 @@ class Guard:
         signature = (verdict.check, verdict.kind, verdict.ranks, verdict.candidates)
         if self.policy.on_detection == "record" and signature in self._recorded:
             return True
-        path, problem = write_incident(self.job, self._files, self._step, verdict, observations)
+        lost: GuardFailure | None = None
+        try:
+            path, problem = write_incident(self.job, self._files, self._step, verdict, observations)
+        except GuardFailure as failure:
+            # A rank that dies now must not turn known corruption into a mishap of the guard.
+            path, problem, lost = None, f"No incident was written: {failure}", failure
         self._recorded.add(signature)
         if self.job.rank == 0:
             logger.error("%s: %s (incident: %s)", verdict.headline(), verdict.reason, path or problem)
         if self.policy.on_detection == "record":
+            if lost is not None:
+                raise lost
             return True
         if before_update:
             self._clear_gradients()
             self._end_step()
-        raise CorruptionDetected(verdict, path, problem)
+        raise CorruptionDetected(verdict, path, problem) from lost
 
     def _update(self, max_grad_norm: float | None) -> None:
         """Clip and update exactly as an unguarded loop does: `clip_grad_norm_` is the norm, then this scaling by it."""
@@ -387,14 +394,16 @@ class Guard:
         self._step = self._new_step()
 
     def _abandon_step(self, error: BaseException) -> None:
-        """A micro-batch raised: forget the step, and if ranks were lost say which."""
+        """A micro-batch raised: forget the step, tell the others, and if it is they who are missed say what they told."""
         self.job.gradients.abandon()
         self._buffers.take()
         self._step.micros.clear()
         self._last_seen = False
         if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_COLLECTIVE):
-            silent = self.job.channel.silent_ranks("the job's own collective")
-            error.add_note(f"bitwitness: a collective of the job failed at step {self._step.index}. {silent}")
+            told = self.job.channel.who_raised()
+            error.add_note(f"bitwitness: a collective of the job failed at step {self._step.index}. {told}")
+        else:
+            self.job.channel.raised(error)
 
     def _clear_gradients(self) -> None:
         for parameter in self.job.module.parameters():

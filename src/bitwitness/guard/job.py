@@ -5,6 +5,7 @@ Checks are handed these and nothing else, so that what they know of each other c
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,21 +81,23 @@ class Job:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         for index, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer {index} " if len(self.optimizers) > 1 else ""
+            numbers: dict[str, list[Any]] = defaultdict(list)
             for position, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
                 name = names.get(id(parameter), f"parameter {position}")
                 for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-                    tensor = _as_tensor(value)
-                    if tensor is not None:
-                        found[f"{prefix}{key} of {name}"] = tensor
+                    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0):
+                        numbers[key].append(value)
+                    elif isinstance(value, Tensor):
+                        found[f"{prefix}{key} of {name}"] = value
+            found |= {f"{prefix}{key} of each parameter": _together(values) for key, values in numbers.items()}
         return found
 
 
-def _as_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, int | float):
-        return torch.tensor(value, dtype=torch.float64)
-    return None
+def _together(values: Sequence[Any]) -> Tensor:
+    """Single numbers as one tensor: to look at hundreds of them one by one costs more than all the moments."""
+    if all(isinstance(value, Tensor) for value in values) and len({(one.dtype, one.device) for one in values}) == 1:
+        return torch.stack(list(values))
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
 @dataclass

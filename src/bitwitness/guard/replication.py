@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bitwitness.evidence import Observation
+from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.fingerprint import fingerprint_tensors
 from bitwitness.guard.agreement import Channel
+from bitwitness.guard.workload import largest_magnitude
 
 _ROWS = 4096
 """At most so many differing tensors are looked at one by one."""
@@ -67,8 +68,9 @@ def compare(
     if not len(rows):
         return []
     shown = rows[:_ROWS]
-    held = channel.gather(phase, lambda: _rows(table, shown))
-    return _observations(step, [list(tensors)[row] for row in shown.tolist()], len(rows), held)
+    names = [list(tensors)[row] for row in shown.tolist()]
+    held = channel.gather(phase, lambda: (_rows(table, shown), [_is_finite(tensors[name]) for name in names]))
+    return _observations(step, names, len(rows), held)
 
 
 def _rows(table: Tensor, shown: Tensor) -> list[list[int]]:
@@ -76,13 +78,24 @@ def _rows(table: Tensor, shown: Tensor) -> list[list[int]]:
     return rows
 
 
-def _observations(step: int, names: Sequence[str], total: int, held: Sequence[Sequence[list[int]]]) -> list[Observation]:
-    """One observation a rank, with the names of the tensors in which it differs from the commonest value."""
-    common = [Counter(tuple(row) for row in rows).most_common(1)[0][0] for rows in zip(*held, strict=True)]
+def _is_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return True
+    return bool(torch.isfinite(largest_magnitude(tensor)))
+
+
+def _observations(
+    step: int, names: Sequence[str], total: int, held: Sequence[tuple[list[list[int]], list[bool]]]
+) -> list[Observation]:
+    """One observation a rank, with the names of the tensors in which it differs from the commonest value.
+
+    A state that holds NaN or Inf in a tensor that differs is `NONFINITE`: ranks that agree on it are no majority.
+    """
+    common = [Counter(map(tuple, rows)).most_common(1)[0][0] for rows in zip(*(rows for rows, _ in held), strict=True)]
     observations = []
-    for rank, rows in enumerate(held):
+    for rank, (rows, finite) in enumerate(held):
         differs = [name for name, row, usual in zip(names, rows, common, strict=True) if tuple(row) != usual]
-        value = hashlib.blake2b(repr(rows).encode(), digest_size=12).hexdigest()
+        value = hashlib.blake2b(repr(rows).encode(), digest_size=12).hexdigest() if all(finite) else NONFINITE
         detail = {"differs": differs[:20], "differing": len(differs), "compared_unequal": total} if differs else {}
         observations.append(Observation("replicas", step, rank, "state", value=value, detail=detail))
     return observations

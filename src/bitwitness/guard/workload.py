@@ -179,13 +179,15 @@ class Workload:
             state["ambient"].restored(),
         ):
             state["random"].restore(self.device, self.generators)
+            # What was frozen since the guard was made has no gradient; its row is that of zeros, as in DDP's bucket.
+            wanted = {name: leaves[name] for name in self.trained if leaves[name].requires_grad}
             if sink is not None:
-                sink.attach({name: leaves[name] for name in self.trained})
+                sink.attach(wanted)
 
             def backward(loss: Tensor) -> None:
                 if sink is not None:
                     scaled = loss if state["scale"] is None else loss * state["scale"].to(loss.device)
-                    torch.autograd.backward(scaled, inputs=[leaves[name] for name in self.trained])
+                    torch.autograd.backward(scaled, inputs=list(wanted.values()))
 
             replaced = {f"inner.{name}": tensor for name, tensor in (leaves | clones(buffers)).items()}
             self._replaying = True
@@ -347,7 +349,9 @@ def largest_magnitude(tensor: Tensor) -> Tensor:
     flat = tensor.detach()
     if flat.is_complex():
         flat = torch.view_as_real(flat)
-    largest: Tensor = torch.linalg.vector_norm(flat, float("inf"))
+    if flat.element_size() == 1:
+        flat = flat.float()  # the 8-bit formats have no such operation
+    largest = torch.stack(torch.aminmax(flat)).abs().max()
     return largest if largest.dtype == torch.float64 else largest.float()
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bitwitness.errors import WorkloadError
+from bitwitness.errors import GuardFailure, WorkloadError
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.guard import calibration, parcel
 from bitwitness.guard.checks.base import Check
@@ -111,11 +111,14 @@ class Replay(Check):
         problem = self._unlike_settings([micro])
         if problem:
             return Outcome(self.name, "unverified", reason=problem, detail=detail)
+        changed = self._changed_batches(step, [micro])
+        if changed:
+            return Outcome("input", "failed", changed, "a batch changed after its forward began", detail)
         differing = compare(
             self.job.channel, "replay premises", step.index, lambda: self._premises(step, micro), self.job.seed
         )
         if differing:
-            reason = "owner and witness hold different parameters or buffers"
+            reason = "the ranks hold different parameters or buffers: no replay compares anything until they agree again"
             return Outcome("replicas", "failed", tuple(differing), reason, detail)
         cases = self._send([micro], 1, None)
         runs: list[_Run] = []
@@ -157,6 +160,27 @@ class Replay(Check):
             logger.warning("this audit compares nothing: %s", problem)
         return problem
 
+    def _changed_batches(self, step: Step, micros: Sequence[MicroBatch]) -> tuple[Observation, ...]:
+        """The ranks whose batch is not what it was on entry; without a batch made anew, a replay would say nothing."""
+        if self.job.rebuild_batch is not None:
+            return ()
+        now: list[Tensor] = []
+
+        def measure() -> Sequence[int]:
+            now.extend(self.job.workload.batch_digests(micro.batch).cpu() for micro in micros)
+            return [not all(torch.equal(new, micro.digests.cpu()) for new, micro in zip(now, micros, strict=True))]
+
+        if not self.job.channel.max("replay premises", 1, measure)[0]:
+            return ()
+        seen = self.job.channel.gather(
+            "replay premises", lambda: (_input_digest([micro.digests for micro in micros]), _input_digest(now))
+        )
+        return tuple(
+            Observation("input", step.index, rank, "original", value=then, repeats=(later,), owner=rank)
+            for rank, (then, later) in enumerate(seen)
+            if then != later
+        )
+
     def _premises(self, step: Step, micro: MicroBatch) -> dict[str, Tensor]:
         """What owner and witness must hold alike: parameters, and the buffers that DDP broadcasts."""
         held: dict[str, Tensor] = dict(self.job.module.named_parameters())
@@ -175,6 +199,9 @@ class Replay(Check):
         problem = self._unlike_settings(step.micros)
         if problem:
             return Outcome(self.name, "unverified", reason=problem, detail=detail, force_audit=self.level is None)
+        changed = self._changed_batches(step, step.micros)
+        if changed:
+            return Outcome("input", "failed", changed, "a batch changed after its forward began", detail)
         differing = compare(
             self.job.channel,
             "replay premises",
@@ -183,7 +210,7 @@ class Replay(Check):
             self.job.seed,
         )
         if differing:
-            return Outcome("replicas", "failed", tuple(differing), "a parameter differs", detail)
+            return Outcome("replicas", "failed", tuple(differing), "the ranks hold different parameters", detail)
         cases = self._send(step.micros, 1, step.nonfinite)
         firsts: list[tuple[_Case, _Run]] = []
 
@@ -219,7 +246,11 @@ class Replay(Check):
                 seen += self._observe(step, case, self._run(step, case))
             return seen
 
-        gathered = [seen for of_rank in self.job.channel.gather("replay repeats", examine) for seen in of_rank]
+        try:
+            gathered = [seen for of_rank in self.job.channel.gather("replay repeats", examine) for seen in of_rank]
+        except GuardFailure as failure:
+            what = "a gradient was not finite" if owners else "a replay had disagreed"
+            raise type(failure)(f"Before this happened, {what} at step {step.index}: trust no update of it. {failure}") from failure
         return Outcome(self.name, "failed", tuple(_without_unequal_inputs(gathered)), detail=detail)
 
     def _observe(self, step: Step, case: _Case, first: _Run | None) -> list[Observation]:
