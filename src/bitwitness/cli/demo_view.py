@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from bitwitness.cli.output import plain, styled
+from bitwitness.cli.output import plain, styled, this_command
 from bitwitness.evidence import Verdict
 from bitwitness.examples.demo import IN_MEMORY, TRAININGS, Event, Report, Settings
 from bitwitness.examples.ranks import node_name
@@ -156,7 +156,8 @@ def summarise(report: Report, console: Console) -> None:
     console.print()
     if report.incident is not None:
         console.print("The incident, and what to do next:")
-        console.print(styled(f"  bitwitness incident show {shlex.quote(str(report.incident))}", "cyan"), soft_wrap=True)
+        command = f"{this_command()} incident show {shlex.quote(str(report.incident))}"
+        console.print(styled(f"  {command}", "cyan"), soft_wrap=True)
     console.print("Journals and logs:")
     console.print(styled(f"  {report.run_dir}", "cyan"), soft_wrap=True)
     console.print()

@@ -7,8 +7,11 @@ characters it consists of: no markup is interpreted anywhere, and what a termina
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,6 +37,15 @@ def plain(value: object) -> str:
 def styled(value: object, style: str = "") -> Text:
     """The same as text in a style."""
     return Text(plain(value), style=style)
+
+
+def this_command() -> str:
+    """How to call this program from where the user is: its name if the shell finds it, else the path it was started by."""
+    script = Path(sys.argv[0])
+    if script.name != "bitwitness":
+        return f"{shlex.quote(sys.executable)} -m bitwitness"
+    found = shutil.which(script.name)
+    return script.name if found is not None and script.resolve() == Path(found).resolve() else shlex.quote(str(script))
 
 
 def print_json(record: Mapping[str, Any]) -> None:

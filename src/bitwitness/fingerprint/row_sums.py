@@ -41,7 +41,10 @@ class RowSums(ABC):
 
     @abstractmethod
     def append(self, rows: Tensor) -> None:
-        """Take rows: uint8 [n, ROW_BYTES], contiguous; the memory may be reused afterwards."""
+        """Take rows: uint8 [n, at most ROW_BYTES], contiguous; the memory may be reused afterwards.
+
+        A row that is cut short, to a multiple of the alignment, counts as filled up with zeros.
+        """
 
     @abstractmethod
     def take(self) -> Tensor:
@@ -65,7 +68,8 @@ class Int64RowSums(RowSums):
         """See `RowSums`: some rows at a time."""
         for part in rows.split(self._step):
             words = part.view(torch.int32).to(torch.int64).bitwise_and_(_MASK32)
-            columns = (words.sum(1), (words * self._position).sum(1), (words * self._inner).sum(1))
+            count = words.shape[1]
+            columns = (words.sum(1), (words * self._position[:count]).sum(1), (words * self._inner[:count]).sum(1))
             self._parts.append(torch.stack(columns))
 
     def take(self) -> Tensor:
@@ -87,7 +91,7 @@ class Int8RowSums(RowSums):
     """
 
     alignment = 1
-    small_bytes = 1 << 18
+    small_bytes = 1 << 17
     _COLUMNS = ((0, 4), (4, 9), (9, 16))
 
     def __init__(self, seed: int, rows: int) -> None:
@@ -97,8 +101,10 @@ class Int8RowSums(RowSums):
 
     def append(self, rows: Tensor) -> None:
         """See `RowSums`: leaves the digits of each row."""
-        last = self._rows + rows.shape[0]
-        torch._int_mm(rows, self._matrix, out=self._digits[self._rows : last])
+        count, width = rows.shape
+        last = self._rows + count
+        matrix = self._matrix if width == ROW_BYTES else self._matrix[:width]
+        torch._int_mm(rows, matrix, out=self._digits[self._rows : last])
         self._rows = last
 
     def take(self) -> Tensor:

@@ -26,6 +26,12 @@ BLOCK_ROWS = 512
 PIECE_BYTES = 1 << 20
 """Upper limit of one copy from a tensor that is not contiguous; a piece must be well under a block."""
 
+SHORT_BYTES = 1 << 10
+"""Tensors up to this size get a row of this size instead of a whole one, as if cut off after its zeros."""
+
+SERIAL_ELEMENTS = (1 << 15) - 1
+"""As many elements `torch.cat` copies on a CPU without starting threads for every single part."""
+
 Segment = tuple[int, int, int]
 """(index of a tensor, number of its row that comes first, how many rows): rows that follow each other in a group."""
 
@@ -62,7 +68,8 @@ class _Table:
     """The tensors of one call, the block and the partial sums they share, and their digests.
 
     Every tensor that is not empty has to be added once; then `finish` has the digests. Rows wait in `_staged` to be
-    copied into the block, by the width of the copy, because one operation copies many only if all have the same dtype.
+    copied into the block, by the width of a copied integer, because one operation copies many only if all have the same
+    dtype, and by the size of a row.
     """
 
     def __init__(self, tensors: Sequence[Tensor], seed: int) -> None:
@@ -76,7 +83,10 @@ class _Table:
         self._sums = row_sums(seed, self._device, self._rows)
         self._group: list[Segment] = []
         self._group_rows = 0
-        self._staged = {width: _Staged() for width in (1, 8)}
+        limit = SERIAL_ELEMENTS if self._device.type == "cpu" else BLOCK_ROWS * ROW_BYTES
+        self._staged = {
+            (width, row): _Staged(width, row, limit) for width in (1, 8) for row in (SHORT_BYTES, ROW_BYTES)
+        }
 
     @functools.cached_property
     def _block(self) -> Tensor:
@@ -88,49 +98,40 @@ class _Table:
         tensor, size = self.tensors[index], self.sizes[index]
         plain = _is_plain(tensor)
         if size <= self._sums.small_bytes:
-            self._stage(index, 0, _flat(tensor if plain else _carrier(tensor).contiguous()))
-        elif plain and _is_aligned(tensor, self._sums.alignment):
-            rows, rest = divmod(size, ROW_BYTES)
-            first = 0
-            for part in _rows(tensor, rows):
-                self._append(part, [(index, first, part.shape[0])])
-                first += part.shape[0]
-            if rest:
-                self._stage(index, rows, _flat(tensor)[-(rest // tensor.element_size()) :])
-        else:
-            first = 0
-            for part in _filled_blocks(tensor, self._block):
-                self._append(part, [(index, first, part.shape[0])])
-                first += part.shape[0]
+            self._stage(index, 0, _flat(tensor if plain else _carrier(tensor).contiguous()), size)
+            return
+        first = 0
+        whole = plain and _is_aligned(tensor, self._sums.alignment)
+        for rows in _whole_rows(tensor) if whole else _filled_blocks(tensor, self._block):
+            self._append(rows, [(index, first, rows.shape[0])])
+            first += rows.shape[0]
+        rest = size - first * ROW_BYTES
+        if rest > 0:
+            self._stage(index, first, _flat(tensor)[-(rest // tensor.element_size()) :], rest)
 
     def finish(self) -> Tensor:
         """The digests of all that was added: int64 [len(tensors), 3]."""
-        for width in self._staged:
-            self._copy_staged(width)
+        for staged in self._staged.values():
+            self._copy(staged)
         self._close_group()
         return self._out
 
-    def _stage(self, index: int, first: int, elements: Tensor) -> None:
-        """Let the contiguous 1-D `elements`, row `first` and following of the tensor at `index`, wait to be copied."""
-        size = elements.nbytes
-        width = 8 if size % 8 == 0 and elements.storage_offset() * elements.element_size() % 8 == 0 else 1
-        data = elements.view(_CARRIERS[width])
-        rows = -(-size // ROW_BYTES)
-        if self._staged[width].rows + rows > BLOCK_ROWS:
-            self._copy_staged(width)
-        staged = self._staged[width]
-        staged.parts.append(data)
-        if rows * ROW_BYTES > size:
-            staged.parts.append(_zeros((rows * ROW_BYTES - size) // width, data.dtype, self._device))
-        staged.segments.append((index, first, rows))
-        staged.rows += rows
+    def _stage(self, index: int, first: int, elements: Tensor, size: int) -> None:
+        """Let the `size` bytes of `elements`, contiguous and 1-D, wait: row `first` and on of the tensor at `index`."""
+        wide = size % 8 == 0 and elements.storage_offset() * elements.element_size() % 8 == 0
+        staged = self._staged[8 if wide else 1, SHORT_BYTES if size <= SHORT_BYTES else ROW_BYTES]
+        rows = -(-size // staged.row_bytes)
+        if staged.rows + rows > BLOCK_ROWS:
+            self._copy(staged)
+        padding = (rows * staged.row_bytes - size) // staged.width
+        zeros = _zeros(padding, staged.dtype, self._device) if padding else None
+        staged.add((index, first, rows), elements.view(staged.dtype), zeros)
 
-    def _copy_staged(self, width: int) -> None:
-        staged, self._staged[width] = self._staged[width], _Staged()
+    def _copy(self, staged: _Staged) -> None:
         if staged.rows:
-            used = self._block[: staged.rows]
-            torch.cat(staged.parts, out=used.view(-1).view(_CARRIERS[width]))
-            self._append(used, staged.segments)
+            rows = self._block.view(-1)[: staged.rows * staged.row_bytes].view(staged.rows, staged.row_bytes)
+            segments = staged.copy_into(rows)
+            self._append(rows, segments)
 
     def _append(self, rows: Tensor, segments: list[Segment]) -> None:
         """Take the partial sums of `rows`, at most BLOCK_ROWS, which are those of `segments`."""
@@ -151,12 +152,38 @@ class _Table:
 
 
 class _Staged:
-    """Parts to be copied into the block one after another, padding among them, and the rows that they make up."""
+    """Rows of `row_bytes` that wait to be copied as integers of `width` bytes, `limit` or fewer an operation if possible."""
 
-    def __init__(self) -> None:
-        self.parts: list[Tensor] = []
-        self.segments: list[Segment] = []
+    def __init__(self, width: int, row_bytes: int, limit: int) -> None:
+        self.width = width
+        self.dtype = _CARRIERS[width]
+        self.row_bytes = row_bytes
         self.rows = 0
+        self._limit = limit // (row_bytes // width)
+        self._segments: list[Segment] = []
+        self._batches: list[tuple[int, list[Tensor]]] = []
+
+    def add(self, segment: Segment, data: Tensor, zeros: Tensor | None) -> None:
+        """Add the rows of `segment`: `data` and then `zeros`."""
+        rows = segment[2]
+        if not self._batches or self.rows + rows - self._batches[-1][0] > self._limit:
+            self._batches.append((self.rows, []))
+        parts = self._batches[-1][1]
+        parts.append(data)
+        if zeros is not None:
+            parts.append(zeros)
+        self._segments.append(segment)
+        self.rows += rows
+
+    def copy_into(self, rows: Tensor) -> list[Segment]:
+        """Fill `rows`, uint8 [self.rows, self.row_bytes], and begin anew. Says which rows they are."""
+        space = rows.view(self.dtype)
+        ends = [start for start, _ in self._batches[1:]] + [self.rows]
+        for (start, parts), end in zip(self._batches, ends, strict=True):
+            torch.cat(parts, out=space[start:end].view(-1))
+        segments = self._segments
+        self.rows, self._segments, self._batches = 0, [], []
+        return segments
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,12 +235,14 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _flat(tensor: Tensor) -> Tensor:
     """The elements of a plain tensor in one dimension. Not `view(-1)`, which keeps an odd stride of a single element."""
+    if tensor.dim() == 1 and tensor.stride(0) == 1:
+        return tensor
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _rows(tensor: Tensor, count: int) -> Sequence[Tensor]:
-    """The first `count` rows of a plain tensor, where they lie: uint8 [at most BLOCK_ROWS, ROW_BYTES] each."""
-    elements = ROW_BYTES // tensor.element_size()
+def _whole_rows(tensor: Tensor) -> Sequence[Tensor]:
+    """The whole rows of a plain tensor where they lie, but for a rest: uint8 [at most BLOCK_ROWS, ROW_BYTES] each."""
+    count, elements = tensor.nbytes // ROW_BYTES, ROW_BYTES // tensor.element_size()
     rows = tensor.as_strided((count, elements), (elements, 1)).view(torch.uint8)
     return rows.split(BLOCK_ROWS) if count > BLOCK_ROWS else (rows,)
 
