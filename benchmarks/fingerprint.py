@@ -1,6 +1,6 @@
 """What a fingerprint costs and what it catches, next to the digests people use instead: DESIGN section 7 in numbers.
 
-    python benchmarks/fingerprint.py [--elements 2**26] [--trials 2000] [--seed 0] [--threads N] [--json]
+    python benchmarks/fingerprint.py [--elements 2**26] [--trials 1000] [--seed 0] [--threads N] [--json]
 
 Costs are measured in one interleaved run and the best of the rounds is printed. On a machine that does other work they
 mean little, with several threads least of all, because each operation waits for the slowest: look at "load before".
@@ -29,9 +29,24 @@ from bitwitness.fingerprint.two_sums import two_sums
 
 PLAIN_CHUNK = 1 << 24
 PLAIN_ROUNDS = 2
-FAST_ROUNDS = 25
-TABLE_ROUNDS = 8
+FAST_ROUNDS = 12
+TABLE_ROUNDS = 6
 SIDE = 64
+_LAYER = (
+    (256,),
+    (256,),
+    (768, 256),
+    (768,),
+    (256, 256),
+    (256,),
+    (256,),
+    (256,),
+    (1024, 256),
+    (1024,),
+    (256, 1024),
+    (256,),
+)
+GPT_SHAPES = ((65, 256), (256, 256), *_LAYER * 4, (256,), (256,))
 TrialRow = dict[str, str | int | float]
 
 
@@ -89,13 +104,15 @@ def cost_of_one(elements: int) -> list[TrialRow]:
 
 
 def cost_of_tables() -> list[TrialRow]:
-    """Tables of small tensors, as biases and norms are, in one call and one by one: microseconds a tensor."""
+    """Tables of tensors, as those of a training are, in one call and one by one: microseconds a tensor."""
     tables = {
         "1000 x 768 fp32": [torch.randn(768) for _ in range(1000)],
         "1000 different sizes": [torch.randn(100 + index) for index in range(1000)],
         "1000 x 768 bf16": [torch.randn(768).to(torch.bfloat16) for _ in range(1000)],
         "300 x 128x128 fp32": [torch.randn(128, 128) for _ in range(300)],
         "50 x 768x768 fp32": [torch.randn(768, 768) for _ in range(50)],
+        "gradients of a GPT, width 256": [torch.randn(shape) for shape in GPT_SHAPES],
+        "its parameters and Adam's state": [torch.randn(shape) for shape in GPT_SHAPES * 3 + ((),) * len(GPT_SHAPES)],
     }
     together = {name: _whole(tensors) for name, tensors in tables.items()}
     apart = {f"{name}, one by one": _one_by_one(tensors) for name, tensors in tables.items()}
@@ -209,7 +226,7 @@ def main() -> None:
     parser.add_argument(
         "--elements", type=_integer, default=2**26, help="of the one large tensor, a multiple of 2 (2**26)"
     )
-    parser.add_argument("--trials", type=int, default=2000, help="for each pattern and dtype")
+    parser.add_argument("--trials", type=int, default=1000, help="for each pattern and dtype")
     parser.add_argument("--seed", type=int, default=0, help="of trials and hash")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")

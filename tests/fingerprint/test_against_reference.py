@@ -82,11 +82,22 @@ def test_combine_has_the_bits_of_the_definition(count: int, seed: int, filling: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64])
-@pytest.mark.parametrize("size", [4095, 4096, 4097, 16_385, 70_001, 300_001])
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 4095, 4096, 4097, 16_385, 32_768, 70_001, 300_001])
 def test_rows_and_blocks_join_up(dtype: torch.dtype, size: int) -> None:
     tensor = random_tensor(dtype, (size,), size)
     assert fingerprint_tensors([tensor], 5).tolist() == [expected(tensor, 5)]
     assert fingerprint_tensors([tensor[3:]], 5).tolist() == [expected(tensor[3:], 5)]
+
+
+def test_a_table_of_more_rows_than_a_group() -> None:
+    """Sizes around those of short and whole rows, in turn, so that blocks and groups fill up in the middle of each kind."""
+    memory = random_tensor(torch.uint8, (300_000,), 1)
+    sizes = [4, 8, 1023, 1024, 1025, 8191, 8192, 8193, 20_000, 131_072, 131_080, 140_001]
+    table = [memory[start : start + sizes[start % len(sizes)]] for start in range(1800)]
+    digests = fingerprint_tensors(table, 3)
+    some = range(0, 1800, 89)
+    assert [digests[index].tolist() for index in some] == [expected(table[index], 3) for index in some]
+    assert digests.tolist() == torch.cat([fingerprint_tensors([tensor], 3) for tensor in table]).tolist()
 
 
 @pytest.mark.parametrize("words", [2, 30, 2**19, 2**19 + 2, 2**19 + 4, 2**20 + 2, 3 * 2**19 + 6])
