@@ -69,7 +69,9 @@ def decide(observations: Sequence[Observation], topology: Topology, history: His
     findings: list[_Finding] = []
     for of_step in by_step.values():
         replicas = _judge_replicas(of_step, topology, history)
-        explained = {rank for finding in replicas for rank in finding.named}  # a weight that is NaN makes a gradient NaN
+        explained = {
+            rank for finding in replicas for rank in finding.named
+        }  # a weight that is NaN makes a gradient NaN
         findings += _judge_replays(of_step, topology, history)
         findings += _judge_numerics(of_step, topology, history, explained)
         findings += replicas

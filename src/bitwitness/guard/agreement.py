@@ -179,7 +179,9 @@ class Channel:
             told = [rank for rank in range(self.world_size) if self._store.check([f"raised/{rank}"])]
             words = [f"{self._place(rank)} raised {self._store.get(f'raised/{rank}').decode()}" for rank in told]
         except RuntimeError as error:
-            return f"The job's store is gone with its host, {os.environ.get('MASTER_ADDR', 'that of rank 0')} ({error})."
+            return (
+                f"The job's store is gone with its host, {os.environ.get('MASTER_ADDR', 'that of rank 0')} ({error})."
+            )
         if not words:
             return "No rank has told that it failed: one died or left the loop, and its launcher knows its exit code."
         return "; ".join(words[:8]) + "."
@@ -223,7 +225,9 @@ class Channel:
                 "rank, with the same settings; the job cannot go on with this process group: restart it"
             ) from error
         if self._store.add("problems", 0):
-            found = {rank: self._store.get(f"problem/{rank}") for rank in ranks if self._store.check([f"problem/{rank}"])}
+            found = {
+                rank: self._store.get(f"problem/{rank}") for rank in ranks if self._store.check([f"problem/{rank}"])
+            }
             self._raise("start", {rank: tuple(json.loads(text)) for rank, text in found.items()}, problem)
 
     def _attempt(self, phase: str, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -315,7 +319,9 @@ class Channel:
             time.sleep(0.1)
         if not silent:
             answers = (json.loads(self._store.get(f"lost/{rank}")) for rank in range(self.world_size))
-            late = [f"{self._place(rank)}, {busy:.0f} s in {phase}" for rank, (phase, busy) in enumerate(answers) if busy]
+            late = [
+                f"{self._place(rank)}, {busy:.0f} s in {phase}" for rank, (phase, busy) in enumerate(answers) if busy
+            ]
             if late:
                 return "Too late: " + "; ".join(late[:8]) + "."
             return "Every rank answered: suspect the network between them, not a rank."

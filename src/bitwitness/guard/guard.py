@@ -65,7 +65,9 @@ class Micro:
             WorkloadError: not a scalar loss that requires a gradient, or called twice.
         """
         if self._record.loss is not None:
-            raise WorkloadError("micro.backward() was called twice for one micro-batch: add the losses, then call it once")
+            raise WorkloadError(
+                "micro.backward() was called twice for one micro-batch: add the losses, then call it once"
+            )
         check_loss(loss)
         self._record.loss = loss.detach().clone()
         scaler = self._guard.job.scaler
@@ -133,7 +135,9 @@ class Guard:
 
         def check() -> dict[str, Any]:
             if outer in _guarded:
-                raise ConfigurationError("this model is already guarded: close() the other guard first, one guard per model")
+                raise ConfigurationError(
+                    "this model is already guarded: close() the other guard first, one guard per model"
+                )
             start.check_optimizers(optimizer, module)
             start.check_callables(chosen, loss_fn=loss_fn, rebuild_batch=rebuild_batch)
             start.check_modes(chosen, device, scaler)
@@ -153,7 +157,18 @@ class Guard:
         enabled = scaler if scaler is not None and scaler.is_enabled() else None
         optimizers = start.check_optimizers(optimizer, module)
         self.job = Job(
-            outer, module, optimizers, enabled, policy, self.topology, channel, workload, gradients, rebuild_batch, seed, device
+            outer,
+            module,
+            optimizers,
+            enabled,
+            policy,
+            self.topology,
+            channel,
+            workload,
+            gradients,
+            rebuild_batch,
+            seed,
+            device,
         )
         self._training_model = model
         self._scaler = scaler
@@ -288,7 +303,9 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # The order of a step ---------------------------------------------------------------------------------------------
@@ -311,9 +328,7 @@ class Guard:
         """Account for what the checks said, and act on the verdict."""
         step = self._step
         observations = tuple(seen for outcome in outcomes for seen in outcome.observations)
-        history = History(
-            self._last_passed, frozenset(self._compared), self._reductions_agreed, step.sum_may_overflow
-        )
+        history = History(self._last_passed, frozenset(self._compared), self._reductions_agreed, step.sum_may_overflow)
         verdict = decide(observations, self.topology, history, step.index)
         for outcome in outcomes:
             self._ledger.note(step.index, outcome)

@@ -149,7 +149,9 @@ class _Disassembler(pickle.Pickler):
         if isinstance(item, np.ndarray):
             if item.dtype.hasobject or item.dtype.kind in "USVMm" or not item.dtype.isnative:
                 return None
-            tensor = torch.from_numpy(item if item.flags.writeable and min(item.strides, default=0) >= 0 else item.copy())
+            tensor = torch.from_numpy(
+                item if item.flags.writeable and min(item.strides, default=0) >= 0 else item.copy()
+            )
         elif isinstance(item, Tensor):
             if item.layout != torch.strided or item.is_quantized or item.device.type == "meta":
                 raise WorkloadError(

@@ -111,6 +111,10 @@ def _different_sets(channel: Channel, phase: str, step: int, names: tuple[str, .
         value = hashlib.blake2b("\n".join(own).encode(), digest_size=12).hexdigest()
         detail = {"differs": differs[:20], "differing": len(differs)} if differs else {}
         # No device loses a tensor: this is the program, and an observation with an error blames nobody.
-        error = f"it holds {len(own)} tensors, others {len(usual)}; the sets differ in {', '.join(differs[:3])}" if differs else ""
+        error = (
+            f"it holds {len(own)} tensors, others {len(usual)}; the sets differ in {', '.join(differs[:3])}"
+            if differs
+            else ""
+        )
         observations.append(Observation("replicas", step, rank, "state", value=value, error=error, detail=detail))
     return observations

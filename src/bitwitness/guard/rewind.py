@@ -186,8 +186,17 @@ def process_settings(device: torch.device) -> dict[str, str]:
         # The number of threads divides sums, and so decides their bits.
         return {**found, "threads": str(torch.get_num_threads()), "oneDNN": str(torch.backends.mkldnn.enabled)}
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    attention = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cuda.math_sdp_enabled())
-    return {**found, "cuDNN": str((cudnn.enabled, cudnn.benchmark, cudnn.deterministic)), "attention kernels": str(attention)}
+    attention = (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+    return {
+        **found,
+        "cuDNN": str((cudnn.enabled, cudnn.benchmark, cudnn.deterministic)),
+        "attention kernels": str(attention),
+    }
 
 
 class BufferRecorder:

@@ -46,7 +46,9 @@ def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
         ConfigurationError: not a module, or a kind of parallelism that is not supported.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigurationError(f"model is a {type(model).__name__}: give the DDP-wrapped torch.nn.Module that is trained")
+        raise ConfigurationError(
+            f"model is a {type(model).__name__}: give the DDP-wrapped torch.nn.Module that is trained"
+        )
     outer = getattr(model, "_orig_mod", model)
     assert isinstance(outer, nn.Module)
     if not isinstance(outer, DistributedDataParallel):
@@ -65,7 +67,9 @@ def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
         raise ConfigurationError("DDP(mixed_precision=...) is not supported: use torch.autocast inside loss_fn")
     if outer.parameters_to_ignore:
         names = ", ".join(sorted(outer.parameters_to_ignore)[:3])
-        raise ConfigurationError(f"DDP ignores some parameters ({names}): ranks then differ by design and cannot be compared")
+        raise ConfigurationError(
+            f"DDP ignores some parameters ({names}): ranks then differ by design and cannot be compared"
+        )
     return outer, outer.module
 
 
@@ -111,7 +115,9 @@ def check_optimizers(optimizer: object, module: nn.Module) -> tuple[torch.optim.
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigurationError(f"optimizer is a {type(one).__name__}: give a torch.optim.Optimizer, or several")
         if type(one).__name__ == "ZeroRedundancyOptimizer":
-            raise ConfigurationError("ZeroRedundancyOptimizer shards its state: sharded optimizers are not supported yet")
+            raise ConfigurationError(
+                "ZeroRedundancyOptimizer shards its state: sharded optimizers are not supported yet"
+            )
         optimizers.append(one)
     if not optimizers:
         raise ConfigurationError("optimizer is empty: give at least one")

@@ -195,9 +195,7 @@ class Workload:
                 loss = functional_call(self._whole, replaced, (state["batch"], backward))
             finally:
                 self._replaying = False
-        result = Result(
-            loss=fingerprint_tensors([loss], self.seed).cpu(), loss_is_finite=bool(torch.isfinite(loss))
-        )
+        result = Result(loss=fingerprint_tensors([loss], self.seed).cpu(), loss_is_finite=bool(torch.isfinite(loss)))
         if sink is not None:
             result.gradients, result.gradients_are_finite = sink.finish()
         return result
@@ -334,7 +332,9 @@ def check_loss(loss: Any) -> Tensor:
         raise WorkloadError(f"loss_fn returned a {type(loss).__name__}: it must return one scalar tensor, the loss")
     if loss.numel() != 1 or loss.dim() != 0:
         shape = list(loss.shape)
-        raise WorkloadError(f"loss_fn returned a tensor of shape {shape}: it must return a scalar; take its mean or sum")
+        raise WorkloadError(
+            f"loss_fn returned a tensor of shape {shape}: it must return a scalar; take its mean or sum"
+        )
     if not loss.is_floating_point():
         raise WorkloadError(f"loss_fn returned a tensor of {loss.dtype}: the loss must be of a floating-point dtype")
     if not loss.requires_grad:

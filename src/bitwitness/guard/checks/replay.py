@@ -118,7 +118,9 @@ class Replay(Check):
             self.job.channel, "replay premises", step.index, lambda: self._premises(step, micro), self.job.seed
         )
         if differing:
-            reason = "the ranks hold different parameters or buffers: no replay compares anything until they agree again"
+            reason = (
+                "the ranks hold different parameters or buffers: no replay compares anything until they agree again"
+            )
             return Outcome("replicas", "failed", tuple(differing), reason, detail)
         cases = self._send([micro], 1, None)
         runs: list[_Run] = []
@@ -250,7 +252,9 @@ class Replay(Check):
             gathered = [seen for of_rank in self.job.channel.gather("replay repeats", examine) for seen in of_rank]
         except GuardFailure as failure:
             what = "a gradient was not finite" if owners else "a replay had disagreed"
-            raise type(failure)(f"Before this happened, {what} at step {step.index}: trust no update of it. {failure}") from failure
+            raise type(failure)(
+                f"Before this happened, {what} at step {step.index}: trust no update of it. {failure}"
+            ) from failure
         return Outcome(self.name, "failed", tuple(_without_unequal_inputs(gathered)), detail=detail)
 
     def _observe(self, step: Step, case: _Case, first: _Run | None) -> list[Observation]:
