@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 _STAGING = ".staging-"
+_LARGEST = 256 << 20
+"""Bytes of a JSON file that is read; an incident on 10,000 ranks is a few MiB."""
+
 _TEMPORARY = ".tmp"
 _DEEPEST = 50  # a record that contains itself ends here
 _INCIDENT_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
@@ -145,8 +148,13 @@ class RunFiles:
     def incidents(self) -> list[Path]:
         """The incidents, oldest first. Staged ones, whose writer died, do not count."""
         folder = self.path / "incidents"
-        found = folder.iterdir() if folder.is_dir() else ()
-        return sorted(path for path in found if _INCIDENT_NAME.fullmatch(path.name) and path.is_dir())
+        with _Reported(folder, "read"):
+            found = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+        foreign = [path.name for path in found if not _INCIDENT_NAME.fullmatch(path.name)]
+        strange = [name for name in foreign if not name.startswith(_STAGING)]
+        if strange:
+            logger.warning("%s: not incidents, and skipped: %r", folder, strange[:5])
+        return sorted(path for path in found if path.name not in foreign)
 
     def stage_incident(self, incident_id: str) -> Path:
         """Make the folder in which an incident's evidence is gathered until `commit_incident` publishes it."""
@@ -232,7 +240,11 @@ def read_json(path: Path) -> dict[str, Any]:
         RunFilesError: absent, damaged, or of another schema; the message says which and what to do.
     """
     try:
-        record = json.loads(path.read_bytes())
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunFilesError(f"{path} is not a regular file: it was not written by bitwitness")
+        if path.exists() and path.stat().st_size > _LARGEST:
+            raise RunFilesError(f"{path} is larger than {_LARGEST >> 20} MiB: it was not written by bitwitness")
+        record = json.loads(path.read_bytes(), parse_constant=_no_such_number)
     except FileNotFoundError as error:
         raise RunFilesError(f"{path} does not exist: is {path.parent} the right directory?") from error
     except OSError as error:
@@ -244,6 +256,10 @@ def read_json(path: Path) -> dict[str, Any]:
         found = record.get("schema") if isinstance(record, dict) else None
         raise RunFilesError(f"{path} has schema {found!r}, this version reads {SCHEMA}: use the version that wrote it")
     return record
+
+
+def _no_such_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

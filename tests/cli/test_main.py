@@ -142,3 +142,25 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
     )
     os.close(writer)
     assert "Traceback" not in done.stderr
+
+
+def test_errors_never_steer_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "e\x1b[31mvil").mkdir()
+    (tmp_path / "e\x1b[31mvil" / "run.json").write_text("{}")
+    for argument in (str(tmp_path), "x\x1b[31m", "a" * 5000):
+        result = CliRunner().invoke(cli, ["incident", "show", argument])
+        assert result.exit_code == 2, result.output
+        assert "\x1b" not in result.output
+        assert result.output.startswith("Error: ")
+
+
+def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "incident.json")
+    assert CliRunner().invoke(cli, ["incident", "show", str(tmp_path)]).exit_code == 2
+    (tmp_path / "incident.json").unlink()
+    (tmp_path / "run.json").write_text('{"schema": 99}')
+    (tmp_path / "incidents").mkdir()
+    result = CliRunner().invoke(cli, ["incident", "list", str(tmp_path)])
+    assert (result.exit_code, "schema 99" in result.output) == (2, True)
+    (tmp_path / "incident.json").write_text('{"schema": 1, "notes": [NaN]}')
+    assert "NaN is no JSON number" in CliRunner().invoke(cli, ["incident", "show", str(tmp_path)]).output

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--tokens", type=click.IntRange(min=2), default=4096, show_default=True, help="Tokens a step.")
-@click.option("--context", type=click.IntRange(min=1), default=256, show_default=True, help="Length of a sequence.")
-@click.option("--width", type=click.IntRange(min=2), default=256, show_default=True, help="Width of the model.")
-@click.option("--layers", type=click.IntRange(min=1), default=4, show_default=True, help="Transformer blocks.")
-@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads for arithmetic.")
+@click.option("--tokens", type=click.IntRange(2, 1 << 20), default=4096, show_default=True, help="Tokens a step.")
+@click.option(
+    "--context", type=click.IntRange(1, 1 << 14), default=256, show_default=True, help="Length of a sequence."
+)
+@click.option("--width", type=click.IntRange(2, 1 << 13), default=256, show_default=True, help="Width of the model.")
+@click.option("--layers", type=click.IntRange(1, 256), default=4, show_default=True, help="Transformer blocks.")
+@click.option("--threads", type=click.IntRange(1, 512), default=2, show_default=True, help="Threads for arithmetic.")
 @click.option("--autocast", is_flag=True, help="Train under bfloat16 autocast instead of in float32.")
 @click.option(
     "--steps", type=click.IntRange(min=1), help="Guarded steps to measure, in fours; default: as time allows."

@@ -85,7 +85,10 @@ def _incidents_of(directory: Path) -> list[Path]:
         runs = sorted(path.parent.name for path in directory.glob("*/run.json"))
         hint = f"; runs in it: {', '.join(runs[:8])}" if runs else ""
         raise RunFilesError(f"{directory} is neither an incident (no incident.json) nor a run (no run.json){hint}")
-    return RunFiles(directory).incidents()[::-1]
+    files = RunFiles(directory)
+    if (directory / "run.json").exists():
+        files.read_run()  # a damaged or foreign run must not read as one without incidents
+    return files.incidents()[::-1]
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -7,11 +7,14 @@ machine that has none. An error that bitwitness raises on purpose is one clear m
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from typing import Any
 
 import click
 
 from bitwitness._version import __version__
+from bitwitness.cli.output import plain
 from bitwitness.errors import BitwitnessError
 
 COMMANDS = {
@@ -28,7 +31,8 @@ class Failure(click.ClickException):
     """An error as the command line shows it: `Error: ...` on stderr, then this exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+        # A message may hold names from a file or a directory: none of them may steer the terminal.
+        super().__init__("\n".join(plain(line) for line in message.splitlines()))
         self.exit_code = exit_code  # type: ignore[misc]  # click has one a class, we have one an error
 
 
@@ -59,6 +63,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BitwitnessError as error:
             raise Failure(str(error), error.exit_code) from error
+        except BrokenPipeError:
+            raise  # click ends quietly where a reader such as `head` has had enough
+        except OSError as error:
+            # What no part of the program foresaw: a path that is too long, a folder that may not be read, a full disk.
+            where = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{where}{error.strerror or error}", 2) from error
         except (KeyboardInterrupt, click.Abort) as error:
             raise Failure("interrupted", INTERRUPTED) from error
 
@@ -74,4 +84,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a character shows another, and nothing fails
     cli(prog_name="bitwitness")

@@ -22,6 +22,10 @@ _WIDEST = 110
 """Columns: longer lines of prose are hard to read."""
 
 
+_LONGEST = 8_000
+"""Characters of one value that are shown; `--json` has all of it."""
+
+
 def console(stderr: bool = False) -> Console:
     """A console that interprets no markup, no emoji codes and highlights nothing by itself."""
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -30,8 +34,11 @@ def console(stderr: bool = False) -> Console:
 
 
 def plain(value: object) -> str:
-    """A value as text of one line, with control characters spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+    """A value as text of one line, with control characters spelled out, and cut where nobody would read on."""
+    text = str(value)
+    cut = f" ... ({len(text) - _LONGEST} more characters)" if len(text) > _LONGEST else ""
+    shown = text[:_LONGEST]
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown) + cut
 
 
 def styled(value: object, style: str = "") -> Text:

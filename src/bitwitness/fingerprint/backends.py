@@ -6,7 +6,7 @@ implementation, or any caller, knowing of it. All must give identical bits (`ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,11 @@ def fingerprint_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Tensor:
     Raises ConfigurationError (a ValueError), naming the index: tensors on different devices, or a tensor that has no
     bytes of its own in a dense layout (sparse, quantized, meta, a wrapper such as DTensor, not a tensor at all).
     """
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+        raise ConfigurationError(f"tensors is a {type(tensors).__name__}: give a list of tensors")
+    if not isinstance(seed, int):
+        raise ConfigurationError(f"seed is {seed!r}: give an integer")
+    tensors = list(tensors)
     device = _common_device(tensors)
     if device is None:
         return torch.zeros((0, 3), dtype=torch.int64, device="cpu")
@@ -72,7 +77,13 @@ def combine(digests: Tensor, seed: int) -> Tensor:
 def _common_device(tensors: Sequence[Tensor]) -> torch.device | None:
     device: torch.device | None = None
     for index, tensor in enumerate(tensors):
-        if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        if (
+            type(tensor) not in _PLAIN
+            or tensor.is_nested
+            or tensor.layout != torch.strided
+            or tensor.is_quantized
+            or tensor.is_meta
+        ):
             _refuse_unless_dense(index, tensor)
         if device is None:
             device = tensor.device
@@ -95,6 +106,8 @@ def _refuse_unless_dense(index: int, tensor: object) -> None:
         kind = "on the meta device"
     elif tensor.is_quantized:
         kind = "quantized"
+    elif tensor.is_nested:
+        kind = "nested"
     elif tensor.layout != torch.strided:
         kind = f"of layout {tensor.layout}"
     if kind is not None:

@@ -208,10 +208,18 @@ class Guard:
     def step(self, max_grad_norm: float | None = None) -> bool:
         """Verify, clip, update, zero the gradients, verify the weights. Whether the update was made.
 
+        Args:
+            max_grad_norm: clip the gradient to this norm; None clips nothing.
+
         Raises:
+            ConfigurationError: not a number that a norm could be clipped to; nothing was done.
             CorruptionDetected: on every rank at the same step, if the policy says `"raise"`.
             GuardFailure: the guard itself failed; says nothing about the numbers.
         """
+        if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm > 0):
+            raise ConfigurationError(
+                f"max_grad_norm is {max_grad_norm!r}: give a positive number, or None to clip nothing"
+            )
         updated = self.verify_gradients()
         if updated:
             self._update(max_grad_norm)

@@ -59,8 +59,10 @@ class RandomState:
             _set_state(generator, state)
 
 
-def check_generators(generators: Sequence[object]) -> None:
+def check_generators(generators: object) -> None:
     """Raise ConfigurationError for what is not a generator whose state can be captured."""
+    if not isinstance(generators, list | tuple):
+        raise ConfigurationError(f"generators is a {type(generators).__name__}: give a list of generators")
     for index, generator in enumerate(generators):
         if not isinstance(generator, UserGenerator):
             raise ConfigurationError(

@@ -209,7 +209,7 @@ def place(facts: Sequence[Mapping[str, Any]]) -> Topology:
 
 def check_run_dir(run_dir: object) -> Path:
     """A path, or a ConfigurationError that says what to give."""
-    if not isinstance(run_dir, str | os.PathLike) or not str(run_dir):
+    if not isinstance(run_dir, str | os.PathLike) or not str(run_dir) or "\0" in str(run_dir):
         raise ConfigurationError(f"run_dir is {run_dir!r}: give a directory on storage that all nodes share")
     return Path(run_dir)
 
