@@ -291,7 +291,9 @@ REFUSALS = {
     "loss with a collective": Refusal(
         _losing(_collective_loss), W, ("collective", "allreduce_", OFF), leaves_files=True
     ),
-    "loss changes its batch": Refusal(_losing(_mutating_loss), W, ("changed its batch", OFF), leaves_files=True),
+    "loss changes its batch": Refusal(
+        _losing(_mutating_loss), W, ("the batch changed", "in place", OFF), leaves_files=True
+    ),
     "batch cannot travel": Refusal(
         _driving(_unpicklable_batch), W, ("cannot be sent", "not this one", "rebuild_batch="), leaves_files=True
     ),

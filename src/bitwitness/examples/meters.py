@@ -137,11 +137,13 @@ class Scale(Meter):
         if label is not None:
             highest = self._held[label] + _status("VmHWM") - self._start
             self._peaks[label] = max(self._peaks.get(label, 0.0), highest)
-            self._held[label] += _status("VmRSS") - self._start
         if self._trim is not None:
             self._trim(0)
+        resident = _status("VmRSS")  # after the trim: what was freed is not held
+        if label is not None:
+            self._held[label] += resident - self._start
         Path("/proc/self/clear_refs").write_text("5")
-        self._start = _status("VmRSS")
+        self._start = resident
 
 
 def _status(field: str) -> float:
