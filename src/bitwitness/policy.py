@@ -30,7 +30,7 @@ class Policy:
     Attributes:
         audit: what a replay compares: every parameter's local gradient and the loss (`"gradients"`), the loss
             (`"loss"`), nothing (`"off"`), or the strongest of these that the workload repeats bit for bit (`"auto"`).
-        audit_every: steps between replays.
+        audit_every: steps between replays. The first step is always audited.
         check_every: steps between comparisons of the replicas.
         checkpoint_every: steps between the saves of the job, if known: the step before a save is always audited. 0: unknown.
         deterministic_audits: run audited steps, original and replay, under deterministic algorithms. This is the one

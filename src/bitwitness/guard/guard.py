@@ -171,7 +171,6 @@ class Guard:
             device,
         )
         self._training_model = model
-        self._scaler = scaler
         self._loss_fn = loss_fn
         self._buffers = BufferRecorder(module)
         _guarded.add(outer)

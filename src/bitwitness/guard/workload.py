@@ -172,7 +172,8 @@ class Workload:
             with_gradients: run the backward too; without it a replay costs one forward.
         """
         sink = _GradientSink(self) if with_gradients else None
-        leaves = {name: param.detach().requires_grad_(param.requires_grad) for name, param in self._all_parameters()}
+        parameters = self.module.named_parameters()
+        leaves = {name: param.detach().requires_grad_(param.requires_grad) for name, param in parameters}
         with (
             random_state_kept(self.device, self.generators),
             deterministic(state["deterministic"]),
@@ -218,9 +219,6 @@ class Workload:
                 "loss_fn uses a DDP model of its own instead of the model it is given: a replay must run outside DDP. Write "
                 "compute_loss(model, batch) so that it calls its argument"
             )
-
-    def _all_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.module.named_parameters()
 
 
 class GradientTable:
