@@ -1,0 +1,137 @@
+"""Writing and reading one file so that a `kill -9` at any instant leaves it whole or absent.
+
+Everything in a run directory that is not a journal is written by these few functions: under a temporary name beside its
+final one, flushed to the disk, renamed. What they rely on is said in docs/files.md: a rename within a folder is atomic, and
+`fsync` returns when the bytes are on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bitwitness.errors import RunFilesError
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+TEMPORARY = ".tmp"
+_LARGEST = 256 << 20
+"""Bytes of a JSON file that is read; an incident on 10,000 ranks is a few MiB."""
+
+_DEEPEST = 50  # a record that contains itself ends here
+
+
+def utc_now() -> str:
+    """The time as ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of our schema.
+
+    Raises:
+        RunFilesError: absent, damaged, or of another schema; the message says which and what to do.
+    """
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunFilesError(f"{path} is not a regular file: it was not written by bitwitness")
+        if path.exists() and path.stat().st_size > _LARGEST:
+            raise RunFilesError(f"{path} is larger than {_LARGEST >> 20} MiB: it was not written by bitwitness")
+        record = json.loads(path.read_bytes(), parse_constant=_no_such_number)
+    except FileNotFoundError as error:
+        raise RunFilesError(f"{path} does not exist: is {path.parent} the right directory?") from error
+    except OSError as error:
+        raise RunFilesError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        damaged = f"{path} is not JSON ({error}): it was not written by bitwitness, or was damaged"
+        raise RunFilesError(damaged) from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else None
+        raise RunFilesError(f"{path} has schema {found!r}, this version reads {SCHEMA}: use the version that wrote it")
+    return record
+
+
+def _no_such_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON object so that a kill at any instant leaves the old file or the new one, and flush it to the disk."""
+    write_bytes(path, (dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode())
+
+
+def dump(record: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON of whatever is in a record: a guard that has found something must not fail at writing it down."""
+    separators = (",", ":") if indent is None else None
+    try:
+        return json.dumps(record, allow_nan=False, indent=indent, separators=separators)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(record), allow_nan=False, indent=indent, separators=separators)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """The JSON value nearest to any value: non-finite numbers, which JSON lacks, become "nan", "inf" and "-inf"."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth + 1) for item in value]
+    return str(value)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file under a temporary name beside it, flush it, and rename it into place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
+    with Reported(path, "written"):
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Return when what was written to a file, by whomever, is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename within a folder durable; some network file systems refuse, and then do it by themselves."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        logger.debug("%s: fsync of a folder refused: %s", folder, error)
+    finally:
+        os.close(descriptor)
+
+
+class Reported:
+    """Turn an OSError into one that names the file and what was being done."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what = path, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise RunFilesError(f"{self._path} could not be {self._what}: {reason}") from error
