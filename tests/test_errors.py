@@ -37,6 +37,7 @@ EXIT_CODES = {
     "CheckFailed": 4,
     "RankLost": 4,
     "RunFilesError": 2,
+    "CheckpointError": 2,
     "MissingExtra": 2,
 }
 

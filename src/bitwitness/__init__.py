@@ -13,6 +13,7 @@ from bitwitness._version import __version__ as __version__
 if TYPE_CHECKING:
     from bitwitness.errors import BitwitnessError as BitwitnessError
     from bitwitness.errors import CheckFailed as CheckFailed
+    from bitwitness.errors import CheckpointError as CheckpointError
     from bitwitness.errors import ConfigurationError as ConfigurationError
     from bitwitness.errors import CorruptionDetected as CorruptionDetected
     from bitwitness.errors import GuardFailure as GuardFailure
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from bitwitness.guard.guard import Guard as Guard
     from bitwitness.policy import Policy as Policy
     from bitwitness.runfiles import read_incident as read_incident
+    from bitwitness.runfiles import read_label as read_label
 
 _HOMES = {
     "BitwitnessError": "errors",
     "CheckFailed": "errors",
+    "CheckpointError": "errors",
     "ConfigurationError": "errors",
     "CorruptionDetected": "errors",
     "Guard": "guard.guard",
@@ -45,6 +48,7 @@ _HOMES = {
     "WorkloadError": "errors",
     "fingerprint_tensors": "fingerprint",
     "read_incident": "runfiles",
+    "read_label": "runfiles",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604  (the names are strings, kept in one place)

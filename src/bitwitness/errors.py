@@ -12,6 +12,7 @@ BitwitnessError
     CheckFailed                     a check raised on some rank
     RankLost                        ranks did not take part in a collective within the time-out
   RunFilesError                     a file of a run cannot be read or written
+    CheckpointError                 a checkpoint cannot be written, read or trusted
   MissingExtra                      a part of bitwitness that is not installed
 """
 
@@ -88,6 +89,10 @@ class RunFilesError(BitwitnessError):
     """A file of a run cannot be read or written; names the file and what to do."""
 
     exit_code = 2
+
+
+class CheckpointError(RunFilesError):
+    """A checkpoint cannot be written, read or trusted; names it and says why."""
 
 
 class MissingExtra(BitwitnessError):

@@ -122,6 +122,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def refresh_folder(folder: Path) -> None:
+    """Have what other nodes have just created in a folder be seen.
+
+    NFS remembers for up to a minute that a name was absent, and asks the server anew when the folder is opened.
+    """
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError as error:
+        logger.debug("%s: %s", folder, error)
+
+
 class Reported:
     """Turn an OSError into one that names the file and what was being done."""
 

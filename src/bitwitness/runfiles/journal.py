@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import RunFilesError
-from bitwitness.runfiles.files import SCHEMA, Reported, dump, utc_now
+from bitwitness.runfiles.files import SCHEMA, Reported, dump, sync_folder, utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,29 @@ class Journal:
             os.fsync(self._file)
             os.close(self._file)
             self._file = -1
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one line to a file that is rarely written, by whoever has something to say, and flush it to the disk.
+
+    What a writer that died left of a line stays, for readers to skip: another writer may be in the middle of it.
+
+    Raises:
+        RunFilesError: the line cannot be written; names the file and the cause.
+    """
+    line = dump({"schema": SCHEMA, "time": utc_now(), **record}).encode() + b"\n"
+    with Reported(path, "written"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            while line:
+                line = line[os.write(descriptor, line) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(path.parent)
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:

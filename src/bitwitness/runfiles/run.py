@@ -1,4 +1,4 @@
-"""The directory of a run: `run.json`, the journals, the incidents.
+"""The directory of a run: `run.json`, the journals, the incidents, and where checkpoints and the quarantine are.
 
 An incident is a folder that is staged under a name with a dot, filled by several ranks, and renamed when it is whole.
 """
@@ -18,13 +18,16 @@ from typing import Any, Self
 
 from bitwitness.errors import RunFilesError
 from bitwitness.evidence import Observation, Verdict
+from bitwitness.runfiles.checkpoints import Checkpoints
 from bitwitness.runfiles.files import TEMPORARY, Reported, read_json, sync_file, sync_folder, write_json
-from bitwitness.runfiles.journal import Journal, read_journal
+from bitwitness.runfiles.journal import Journal, append_line, read_journal
+from bitwitness.runfiles.quarantine import QuarantineFile
 from bitwitness.topology import Topology
 
 logger = logging.getLogger(__name__)
 
 _STAGING = ".staging-"
+_ACTIONS = "actions.jsonl"
 _INCIDENT_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 
 
@@ -115,6 +118,32 @@ class RunFiles:
             sync_folder(final.parent)
         return final
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the run."""
+        return Checkpoints(self.path / "checkpoints")
+
+    @property
+    def quarantine(self) -> QuarantineFile:
+        """The devices and nodes that must not join."""
+        return QuarantineFile(self.path / "quarantine.json")
+
+    def note_action(self, incident_id: str, action: str, **fields: Any) -> None:
+        """Note what was done about an incident, one line of `actions.jsonl` beside it, on the disk when this returns.
+
+        Raises:
+            RunFilesError: there is no such incident, or the line cannot be written; names it.
+        """
+        assert not {"schema", "time", "action"} & fields.keys(), "a record must not hide what kind of record it is"
+        folder = self.path / "incidents" / incident_id
+        if not _INCIDENT_NAME.fullmatch(incident_id) or not folder.is_dir():
+            raise RunFilesError(f"{folder} is no incident: nothing can be noted about it")
+        append_line(folder / _ACTIONS, {"action": action, **fields})
+
+    def actions(self, incident_id: str) -> list[dict[str, Any]]:
+        """What was done about an incident, in order; each has `time`, `action` and what else was noted."""
+        return read_actions(self.path / "incidents" / incident_id)
+
     def discard_staged(self) -> None:
         """Remove what writers that died have left half-done; call before the first step, when nobody is writing."""
         for path in (self.path / "incidents").glob(_STAGING + "*"):
@@ -143,3 +172,8 @@ def read_incident(path: str | os.PathLike[str]) -> Incident:
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise RunFilesError(f"{folder / 'incident.json'} is damaged: {error!r}") from error
+
+
+def read_actions(incident: Path) -> list[dict[str, Any]]:
+    """What was done about the incident in this folder, in order; lines that are damaged are skipped."""
+    return [record for record in read_journal(incident / _ACTIONS) if isinstance(record.get("action"), str)]
