@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bitwitness.errors import PolicyError
+from bitwitness.evidence import Verdict
 
 AuditLevel = Literal["auto", "gradients", "loss", "off"]
-OnDetection = Literal["raise", "record"]
+Reaction = Literal["raise", "record", "retry", "skip"]
+OnDetection = Reaction | Callable[[Verdict, Path | None], Reaction]
+"""What to do on a hit, or a function of the verdict and of the incident's directory that says it, alike on every rank."""
+
+REACTIONS: tuple[Reaction, ...] = ("raise", "record", "retry", "skip")
 
 _AUDITS: tuple[AuditLevel, ...] = ("auto", "gradients", "loss", "off")
-_ON_DETECTION: tuple[OnDetection, ...] = ("raise", "record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,16 @@ class Policy:
         audit_every: steps between replays. The first step is always audited.
         check_every: steps between comparisons of the replicas.
         checkpoint_every: steps between the saves of the job, if known: the step before a save is always audited. 0: unknown.
+        keep_checkpoints: how many of the newest checkpoints are kept; of the older ones fewer with age.
         deterministic_audits: run audited steps, original and replay, under deterministic algorithms. This is the one
             setting that may change the bits of what is trained.
-        on_detection: `"raise"` `CorruptionDetected` on every rank, or `"record"` the incident and go on (shadow mode).
+        on_detection: `"raise"` `CorruptionDetected` on every rank; `"record"` the incident and go on (shadow mode);
+            `"retry"` the step once from the untouched weights and go on if it was transient; `"skip"` the update on every
+            rank; or a function `(verdict, incident_path) -> one of these`. Retry and skip exist before the update only.
+        max_skips: how many updates in a row may be skipped; the next hit raises.
         replica_buffers: compare buffers across replicas as well; only right where the job keeps them equal.
         timeout: seconds after which a collective of the guard ends with an error that names the missing ranks.
+        checkpoint_timeout: likewise for the phases of a save or a resume, which wait for storage.
 
     Raises:
         PolicyError: a value is impossible; names the setting.
@@ -51,20 +60,25 @@ class Policy:
     on_detection: OnDetection = "raise"
     replica_buffers: bool = False
     timeout: float = 300.0
+    keep_checkpoints: int = 3
+    checkpoint_timeout: float = 1800.0
+    max_skips: int = 3
 
     def __post_init__(self) -> None:
         _check_choice("audit", self.audit, _AUDITS)
-        _check_choice("on_detection", self.on_detection, _ON_DETECTION)
-        for name, least in (("audit_every", 1), ("check_every", 1), ("checkpoint_every", 0)):
+        if not callable(self.on_detection):
+            _check_choice("on_detection", self.on_detection, REACTIONS)
+        for name, (least, what) in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise PolicyError(f"Policy({name}={value!r}): must be a whole number of steps, at least {least}")
+                raise PolicyError(f"Policy({name}={value!r}): must be a whole number of {what}, at least {least}")
         for name in ("deterministic_audits", "replica_buffers"):
             if not isinstance(getattr(self, name), bool):
                 raise PolicyError(f"Policy({name}={getattr(self, name)!r}): must be True or False")
-        timeout: object = self.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 1 <= timeout <= 86_400:
-            raise PolicyError(f"Policy(timeout={timeout!r}): must be seconds between 1 and 86400")
+        for name in ("timeout", "checkpoint_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 86_400:
+                raise PolicyError(f"Policy({name}={value!r}): must be seconds between 1 and 86400")
 
     @classmethod
     def every_step(cls, **settings: Any) -> Policy:
@@ -111,9 +125,19 @@ class Policy:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values, every setting present."""
-        return asdict(self)
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        if callable(self.on_detection):
+            settings["on_detection"] = f"function {getattr(self.on_detection, '__qualname__', repr(self.on_detection))}"
+        return settings
 
 
+_WHOLE_NUMBERS = {
+    "audit_every": (1, "steps"),
+    "check_every": (1, "steps"),
+    "checkpoint_every": (0, "steps"),
+    "keep_checkpoints": (1, "checkpoints"),
+    "max_skips": (0, "steps"),
+}
 _TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(Policy)}
 
 

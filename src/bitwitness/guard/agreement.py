@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 _SLICE = 1.0
 """Seconds between looks at the store while a collective is under way: how late a rank learns that another gave up."""
 
+_BEAT_BYTES = 200
+"""Of a sign of life, written in place so that its reader never finds it torn."""
+
 _GRACE = 5.0
 """Seconds that a rank which lost a collective waits for the others to say so too, before it names the silent ones."""
 
@@ -64,6 +67,8 @@ class Channel:
         self.local_seconds: dict[str, float] = defaultdict(float)
         self._step = -1
         self._last_exchange = time.perf_counter()
+        self._meetings = 0
+        self._beats = _beats_file(rank)
         self._group: dist.ProcessGroup | None = None
         self.device = torch.device("cpu")
         if world_size > 1:
@@ -123,6 +128,25 @@ class Channel:
             self._raise(phase, failures, error)
         return [answer for _, answer in answers]
 
+    def patiently(self, phase: str, timeout: float, compute: Callable[[], Any]) -> list[Any]:
+        """As `gather`, for work that waits for storage: the ranks meet in the store, where waiting is not limited by the
+        time-out of collectives and does not occupy the device.
+
+        Raises:
+            CheckFailed, RankLost: as `max`.
+        """
+        value, error = self._attempt(phase, compute)
+
+        def answer() -> Any:
+            if error is not None:
+                raise error
+            return value
+
+        if self._group is not None:
+            self._meet_in_store(phase, timeout)
+            self._last_exchange = time.perf_counter()
+        return self.gather(phase, answer)
+
     def exchange(self, phase: str, compute: Callable[[], Mapping[int, Tensor]]) -> dict[int, Tensor]:
         """Send bytes to some ranks and receive what others sent here: uint8 `[n]` by rank, each aligned to 64 bytes.
 
@@ -158,6 +182,10 @@ class Channel:
     def beat(self, step: int, phase: str) -> None:
         """Leave word of where this rank is. One small message to the store, whose answer is not waited for."""
         self._step = step
+        if self._beats is not None:
+            line = json.dumps({"rank": self.rank, "step": step, "phase": phase, "time": time.time()})
+            with suppress(OSError):
+                os.pwrite(self._beats, line.encode()[:_BEAT_BYTES].ljust(_BEAT_BYTES) + b"\n", 0)
         if self._group is not None:
             try:
                 self._store.set(f"beat/{self.rank}", json.dumps([step, phase, time.time()]))
@@ -229,6 +257,27 @@ class Channel:
                 rank: self._store.get(f"problem/{rank}") for rank in ranks if self._store.check([f"problem/{rank}"])
             }
             self._raise("start", {rank: tuple(json.loads(text)) for rank, text in found.items()}, problem)
+
+    def _meet_in_store(self, phase: str, timeout: float) -> None:
+        """Wait until every rank has come here, in slices; any that gives up ends it for all."""
+        self._meetings += 1
+        prefix = f"meeting/{self._meetings}"
+        started = time.monotonic()
+        try:
+            self._store.set(f"{prefix}/{self.rank}", "")
+            if self._store.add(f"{prefix}/here", 1) == self.world_size:
+                self._store.set(f"{prefix}/all here", "")
+            while not self._store.check([f"{prefix}/all here"]):
+                if self._store.check(["abort"]):
+                    raise self._lost(phase, f"given up by rank {self._store.get('abort').decode()}")
+                waited = time.monotonic() - started
+                if waited > timeout:
+                    missing = [r for r in range(self.world_size) if not self._store.check([f"{prefix}/{r}"])]
+                    where = ", ".join(self._place(rank) for rank in missing[:8])
+                    raise self._lost(phase, f"not complete after {waited:.0f} s, waiting for {where}")
+                time.sleep(min(0.25, 0.002 + waited / 20))
+        except RuntimeError as error:
+            raise self._lost(phase, str(error)) from error
 
     def _attempt(self, phase: str, compute: Callable[[], Any]) -> tuple[Any, Exception | None]:
         self.beat(self._step, phase)
@@ -376,6 +425,18 @@ class Channel:
 
 _serials = itertools.count(1)
 """Numbers the channels of this process, so that a second guard does not read the first one's keys in the store."""
+
+
+def _beats_file(rank: int) -> int | None:
+    """Where the supervisor of this node looks for signs of life; None where nobody does."""
+    folder = os.environ.get("BITWITNESS_BEATS")
+    if not folder:
+        return None
+    try:
+        return os.open(os.path.join(folder, f"rank-{rank:05d}"), os.O_WRONLY | os.O_CREAT, 0o644)  # noqa: PTH118
+    except OSError as error:
+        logger.warning("%s: no sign of life can be left there: %s", folder, error)
+        return None
 
 
 def _describe(error: Exception) -> tuple[str, str]:

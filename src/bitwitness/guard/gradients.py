@@ -44,6 +44,8 @@ _states: "WeakKeyDictionary[DistributedDataParallel, _HookState]" = WeakKeyDicti
 
 def bitwitness_hook(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: look at the local gradient, then reduce it as DDP would have done, or as the user says."""
+    if state.tap is not None and state.tap.discarding:
+        return _native_all_reduce(state.tap, bucket)
     if state.tap is not None:
         state.tap.see_bucket(bucket)
     if state.inner is not None:
@@ -86,6 +88,8 @@ class LocalGradients:
         self.group = self._ddp.process_group if self._ddp is not None else None
         self._extremes: list[Tensor] = []
         self.failure: Exception | None = None
+        self.discarding = False
+        """Set while a backward runs whose gradients nobody will use: not looked at, and no hook of the user's sees them."""
         self._table: GradientTable | None = None
         self._from_bucket = False
         self._storages: dict[int, int] = {}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -21,23 +22,32 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from bitwitness._version import __version__
-from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailure, WorkloadError
+from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailure, RunFilesError, WorkloadError
 from bitwitness.evidence import Verdict
-from bitwitness.guard import start
+from bitwitness.guard import reaction, start
 from bitwitness.guard.agreement import Channel
+from bitwitness.guard.checkpoints import Keeper, ReadBack, Staged, Standing
 from bitwitness.guard.checks.base import Check
 from bitwitness.guard.checks.numerics import Numerics
 from bitwitness.guard.checks.replay import Replay
 from bitwitness.guard.checks.replicas import Replicas
 from bitwitness.guard.gradients import LocalGradients
 from bitwitness.guard.incidents import write_incident
-from bitwitness.guard.job import Job, Outcome, RebuildBatch, Step
+from bitwitness.guard.job import Job, Outcome, RebuildBatch, Step, draw
 from bitwitness.guard.ledger import Ledger
-from bitwitness.guard.rewind import Ambient, BufferRecorder, RandomState, UserGenerator, check_generators, deterministic
-from bitwitness.guard.workload import LossFunction, MicroBatch, Workload, check_loss
-from bitwitness.policy import Policy
-from bitwitness.runfiles import utc_now
+from bitwitness.guard.loop import Micro, clear_gradients, update, warm_up
+from bitwitness.guard.rewind import (
+    Ambient,
+    BufferRecorder,
+    RandomState,
+    UserGenerator,
+    check_generators,
+    deterministic,
+    random_state_kept,
+)
+from bitwitness.guard.snapshot import restore_buffers
+from bitwitness.guard.workload import LossFunction, MicroBatch, Workload
+from bitwitness.policy import Policy, Reaction
 from bitwitness.verdict import History, decide
 
 logger = logging.getLogger("bitwitness")
@@ -49,33 +59,6 @@ _LOST_COLLECTIVE = ("gloo/", "NCCL", "Connection closed by peer", "Connection re
 """How the errors of a collective of the job read, when a rank was lost."""
 
 _guarded: WeakSet[nn.Module] = WeakSet()
-
-
-class Micro:
-    """What `Guard.microbatch` hands out: the backward of this micro-batch."""
-
-    def __init__(self, guard: Guard, record: MicroBatch) -> None:
-        self._guard = guard
-        self._record = record
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward of the loss, scaled if the guard was given a scaler. Once per micro-batch.
-
-        Raises:
-            WorkloadError: not a scalar loss that requires a gradient, or called twice.
-        """
-        if self._record.loss is not None:
-            raise WorkloadError(
-                "micro.backward() was called twice for one micro-batch: add the losses, then call it once"
-            )
-        check_loss(loss)
-        self._record.loss = loss.detach().clone()
-        scaler = self._guard.job.scaler
-        if scaler is not None:
-            self._record.scale = scaler.scale(torch.ones((), device=loss.device))
-            loss = scaler.scale(loss)
-        self._guard.job.gradients.before_backward()
-        loss.backward()
 
 
 class Guard:
@@ -95,6 +78,8 @@ class Guard:
         rebuild_batch: `rebuild_batch(step, rank, micro) -> batch`: with it the witness makes the batch anew, which finds
             corrupted inputs as well; without it the batch travels.
         inner_hook: the user's DDP communication hook, or `(state, hook)`.
+        stateful: what else a checkpoint must hold, by name: anything with `state_dict()` and `load_state_dict()`, e.g. the data
+            loader, the scheduler, an average of the weights. Saved for each rank.
 
     Raises:
         ConfigurationError: something cannot be guarded as it is; nothing was started.
@@ -114,6 +99,7 @@ class Guard:
         generators: Sequence[UserGenerator] = (),
         rebuild_batch: RebuildBatch | None = None,
         inner_hook: Any = None,
+        stateful: Mapping[str, Any] | None = None,
     ) -> None:
         self._closed = False
         self._step_index = 0
@@ -124,6 +110,10 @@ class Guard:
         self._recorded: set[tuple[Any, ...]] = set()
         self._updated = False
         self._last_seen = False
+        self._skips = 0
+        self._known_incidents: tuple[str, ...] = ()
+        self._warm_up_due = False
+        self._should_stop = False
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         rank = dist.get_rank() if world_size > 1 else 0
         try:
@@ -142,6 +132,7 @@ class Guard:
             start.check_callables(chosen, loss_fn=loss_fn, rebuild_batch=rebuild_batch)
             start.check_modes(chosen, device, scaler)
             check_generators(generators)
+            start.check_stateful(stateful)
             self._files.create()
             return {**start.facts_of_rank(rank, device), "policy": chosen.to_json(), "seed": secrets.randbits(64)}
 
@@ -149,6 +140,7 @@ class Guard:
         if any(one["policy"] != facts[0]["policy"] for one in facts):
             raise ConfigurationError("the ranks were given different policies: give every rank the same")
         self.topology = channel.topology = start.place(facts)
+        channel.gather("start", lambda: start.refuse_quarantined(self._files, self.topology.placements[rank]))
         self.limits = start.limits(self.topology, chosen, rebuild_batch is not None)
         self.policy = policy = start.allowed(chosen, self.topology)
         seed = facts[0]["seed"]
@@ -169,7 +161,9 @@ class Guard:
             rebuild_batch,
             seed,
             device,
+            can_rerun=loss_fn is not None,
         )
+        self._keeper = Keeper(self.job, self._files, stateful or {})
         self._training_model = model
         self._loss_fn = loss_fn
         self._buffers = BufferRecorder(module)
@@ -221,7 +215,7 @@ class Guard:
             )
         updated = self.verify_gradients()
         if updated:
-            self._update(max_grad_norm)
+            update(self.job, max_grad_norm, self._step.gradient_norm)
         for optimizer in self.job.optimizers:
             optimizer.zero_grad()
         self.verify_weights()
@@ -239,6 +233,8 @@ class Guard:
             raise ConfigurationError(
                 "a micro-batch after the last one of a step: give last=False to all but the last, or call step()"
             )
+        if self._warm_up_due:
+            self._warm_up(batch)
         self.job.channel.beat(step.index, f"micro-batch {index}")
         wanted = any(check.wants_gradients(step, index) for check in self.checks)
         ddp = self.job.ddp
@@ -248,7 +244,7 @@ class Guard:
             digests=self.job.workload.batch_digests(batch) if self.policy.audit != "off" else torch.zeros(0, 3),
             random=RandomState.capture(self.job.device, self.job.workload.generators),
             ambient=Ambient.capture(self.job.device),
-            deterministic=step.audit and self.policy.deterministic_audits,
+            deterministic=step.deterministic,
             settings=self.job.workload.settings.capture(),
             buffers_are_shared=ddp is not None and self.job.broadcasts_buffers and ddp.require_forward_param_sync,
         )
@@ -256,7 +252,7 @@ class Guard:
         self.job.gradients.begin(wanted, last)
         try:
             with ddp.no_sync() if ddp is not None and not last else nullcontext(), deterministic(record.deterministic):
-                yield Micro(self, record)
+                yield Micro(self.job, record)
             if record.loss is None:
                 raise WorkloadError("micro.backward() was not called inside guard.microbatch()")
         except BaseException as error:
@@ -295,6 +291,121 @@ class Guard:
         finally:
             self._end_step()
 
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint of this run that can be trusted; the step to go on with, 0 if there is none.
+
+        Call it on every rank, before the first step and before an iterator is made of the data loader. It puts back the
+        model, the optimizers, the scaler, every rank's random states and what was given as `stateful`. Damaged checkpoints, and
+        those that an incident casts doubt on, are refused by name in the log, and the one before is taken.
+
+        Raises:
+            CheckpointError: there are checkpoints and none of them can be used; nothing was started.
+            ConfigurationError: the checkpoint is of another job (number of ranks, model, optimizers), or a step was run already.
+        """
+        self._check_usable()
+        if self._step_index or self._step.micros:
+            raise ConfigurationError("resume() after a step: call it once, before the loop")
+        resumed = self._keeper.resume()
+        self._known_incidents = self.job.channel.gather("incidents", self._incident_ids)[0]
+        if resumed is None:
+            return 0
+        label = resumed.label
+        self._step_index, self._last_passed = label.step, dict(label.passed)
+        if start.is_same_run(label, self.topology):
+            # Nothing was moved or changed since: what differs now did not differ then.
+            self._compared.update(label.compared)
+        self._warm_up_due = label.step > 0
+        self._force_audit = not self.policy.deterministic_audits  # a mode that changes bits keeps to the schedule
+        self._step = self._new_step()
+        refused = [list(one) for one in resumed.refused]
+        self._ledger.event("resume", {"step": label.step, "checkpoint": str(resumed.path), "refused": refused})
+        if self.job.rank == 0:
+            logger.info("resumed at step %d from %s, saved %s", label.step, resumed.path, label.saved)
+        return label.step
+
+    def save_checkpoint(self) -> Path:
+        """Save what `resume` restores, between two steps and on every rank; the path of the checkpoint.
+
+        The replicas are compared first, whatever is due: what has parted is not written. The files are read back by ranks on
+        other nodes before the checkpoint appears under its name. Older ones are removed as `Policy(keep_checkpoints=)` says.
+
+        Raises:
+            CorruptionDetected: the replicas differ; nothing was written.
+            CheckpointError: it could not be written or read back; earlier checkpoints and the training are as they were.
+            GuardFailure: as `step`.
+        """
+        path = self._keeper.save(self._standing())
+        self._ledger.event("checkpoint", {"step": self._step_index, "checkpoint": str(path)})
+        return path
+
+    def stage_checkpoint(self, path: str | os.PathLike[str], read_back: ReadBack | None = None) -> Staged:
+        """Veto, and remember the weights: for writers that go on in the background. `Staged.label()` when they are done."""
+        return self._keeper.stage(Path(path).absolute(), self._standing(), read_back)
+
+    @contextmanager
+    def checkpoint(self, path: str | os.PathLike[str], read_back: ReadBack | None = None) -> Iterator[Staged]:
+        """Around somebody else's writer: veto before it, read-back on another node and a label after it.
+
+        Args:
+            path: the file or folder that is written, on storage that all nodes share.
+            read_back: loads it, so that the stored weights can be compared as well: `path -> tensors`, named as in
+                `model.state_dict()`. Without it the files are compared byte by byte as two nodes see them.
+
+        Raises:
+            CorruptionDetected: the replicas differ; the writer was not called.
+            CheckpointError: what was written is not what was meant, or reads differently elsewhere; there is no label.
+        """
+        staged = self.stage_checkpoint(path, read_back)
+        yield staged
+        staged.label()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether some rank was told to stop (SIGTERM under `bitwitness run`), agreed by all in the last step: save and leave."""
+        return self._should_stop
+
+    def _standing(self) -> Standing:
+        """Compare the replicas, and say what is known of the weights between two steps."""
+        self._check_usable()
+        if self._step.micros or self._updated:
+            raise ConfigurationError("a checkpoint in the midst of a step: save between two steps, after step()")
+        failed: dict[str, str] = {}
+        for check in self.checks:
+            if isinstance(check, Replicas):
+                outcome = check.look(self._step_index - 1)
+                self._conclude([outcome], before_update=False, step=self._step_index - 1)
+                if outcome.outcome == "failed":  # in shadow mode it goes on, and the label says so
+                    failed["replicas"] = "the replicas had parted"
+        known = self._known_incidents
+        return Standing(
+            self._step_index,
+            dict(self._last_passed),
+            failed,
+            known,
+            tuple(sorted(self._compared)),
+            start.supervision_id(),
+        )
+
+    def _incident_ids(self) -> tuple[str, ...]:
+        return tuple(path.name for path in self._files.incidents()) if self.job.rank == 0 else ()
+
+    def _warm_up(self, batch: Any) -> None:
+        """See `loop.warm_up`."""
+        self._warm_up_due = False
+        if self.job.ddp is None:
+            return
+        if self._loss_fn is None:
+            logger.warning("resumed without loss_fn: the first step may round its sums differently than it would have")
+            return
+        self.job.channel.beat(self._step_index, "warm-up")
+        try:
+            warm_up(self.job, self._loss_fn, self._training_model, batch)
+        except BaseException as error:
+            self._abandon_step(error)
+            raise
+
     def close(self) -> None:
         """Take the guard off the model and close its journal. The model can then be guarded anew."""
         if self._closed:
@@ -326,26 +437,29 @@ class Guard:
                 outcome = run(check)
                 if outcome is not None:
                     outcomes.append(outcome)
-            return self._conclude(outcomes, before_update)
+            self._should_stop = self._should_stop or step.stop_requested
+            return self._conclude(outcomes, before_update, step.index)
         except GuardFailure as failure:
             self._ledger.event("guard_failure", {"step": step.index, "error": str(failure)})
             raise
 
-    def _conclude(self, outcomes: Sequence[Outcome], before_update: bool) -> bool:
+    def _conclude(self, outcomes: Sequence[Outcome], before_update: bool, step: int) -> bool:
         """Account for what the checks said, and act on the verdict."""
-        step = self._step
         observations = tuple(seen for outcome in outcomes for seen in outcome.observations)
-        history = History(self._last_passed, frozenset(self._compared), self._reductions_agreed, step.sum_may_overflow)
-        verdict = decide(observations, self.topology, history, step.index)
+        overflow = self._step.sum_may_overflow
+        history = History(self._last_passed, frozenset(self._compared), self._reductions_agreed, overflow)
+        verdict = decide(observations, self.topology, history, step)
         for outcome in outcomes:
-            self._ledger.note(step.index, outcome)
+            self._ledger.note(step, outcome)
             self._force_audit = self._force_audit or outcome.force_audit
             if outcome.outcome == "passed":
-                self._passed(outcome, step.index)
+                self._passed(outcome, step)
             elif outcome.check == "numerics" and any(seen.place == "reduced" for seen in outcome.observations):
                 self._reductions_agreed = False
         self._ledger.observations(observations, self.job.rank)
         if verdict.status == "clean":
+            if before_update:
+                self._skips = 0
             return True
         return self._react(verdict, observations, before_update)
 
@@ -374,32 +488,58 @@ class Guard:
         self._recorded.add(signature)
         if self.job.rank == 0:
             logger.error("%s: %s (incident: %s)", verdict.headline(), verdict.reason, path or problem)
-        if self.policy.on_detection == "record":
-            if lost is not None:
-                raise lost
-            return True
+        if lost is None:
+            chosen, note = reaction.choose(self.job, self._step, verdict, path, before_update, self._skips)
+            problem = ". ".join(part for part in (problem, note) if part)
+            if chosen != "raise":
+                return self._go_on(chosen, path)
+        elif self.policy.on_detection == "record":
+            raise lost
         if before_update:
-            self._clear_gradients()
+            clear_gradients(self.job)
             self._end_step()
         raise CorruptionDetected(verdict, path, problem) from lost
 
-    def _update(self, max_grad_norm: float | None) -> None:
-        """Clip and update exactly as an unguarded loop does: `clip_grad_norm_` is the norm, then this scaling by it."""
-        parameters = list(self.job.workload.trained.values())
-        if self.job.scaler is None:
-            if max_grad_norm is not None:
-                assert self._step.gradient_norm is not None
-                torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, self._step.gradient_norm)
-            for optimizer in self.job.optimizers:
-                optimizer.step()
-            return
-        if max_grad_norm is not None:
-            for optimizer in self.job.optimizers:
-                self.job.scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        for optimizer in self.job.optimizers:
-            self.job.scaler.step(optimizer)
-        self.job.scaler.update()
+    def _go_on(self, chosen: Reaction, path: Path | None) -> bool:
+        """Do what the policy says instead of raising. Whether this step's update is to be made."""
+        if path is not None:
+            self._known_incidents = (*self._known_incidents, path.name)
+        if chosen == "record":
+            return True
+        if chosen == "skip":
+            self._skips += 1
+            clear_gradients(self.job)
+            self._note_action(path, "skipped", step=self._step.index)
+            return False
+        self._rerun()
+        made = self._run_checks(lambda check: check.before_update(self._step), before_update=True)
+        self._note_action(path, "retried", step=self._step.index, outcome="right")
+        return made
+
+    def _rerun(self) -> None:
+        """Run the micro-batches of this step again, from the same random states, and have them audited."""
+        first = self._step
+        clear_gradients(self.job)
+        self.job.gradients.abandon()
+        self._step = Step(first.index, True, first.audited, deterministic=first.deterministic, retried=True)
+        assert self._loss_fn is not None
+        restore_buffers(self.job.module, first.micros[0].buffers)
+        with random_state_kept(self.job.device, self.job.workload.generators):
+            for record in first.micros:
+                record.random.restore(self.job.device, self.job.workload.generators)
+                batch = record.batch
+                if self.job.rebuild_batch is not None:
+                    batch = self.job.rebuild_batch(first.index, self.job.rank, record.index)
+                with record.ambient.restored():
+                    self._last_seen = False
+                    self.forward_backward(batch, last=record is first.micros[-1])
+
+    def _note_action(self, path: Path | None, action: str, **fields: Any) -> None:
+        """Leave word in the incident of what was done about it."""
+        self._ledger.event("action", {"action": action, **fields})
+        if path is not None and self.job.rank == 0:
+            with suppress(RunFilesError):
+                self._files.note_action(path.name, action, **fields)
 
     def _new_step(self) -> Step:
         index = self._step_index
@@ -407,8 +547,8 @@ class Guard:
         self._force_audit = False
         self._last_seen = False
         self._updated = False
-        audited = _mix(self.job.seed, index) % self._expected_micros
-        return Step(index, audit, audited)
+        audited = draw(self.job.seed, index) % self._expected_micros
+        return Step(index, audit, audited, deterministic=audit and self.policy.deterministic_audits)
 
     def _end_step(self) -> None:
         self._expected_micros = max(1, len(self._step.micros))
@@ -427,10 +567,6 @@ class Guard:
         else:
             self.job.channel.raised(error)
 
-    def _clear_gradients(self) -> None:
-        for parameter in self.job.module.parameters():
-            parameter.grad = None
-
     # Beginnings ------------------------------------------------------------------------------------------------------
 
     def _start_files(self) -> None:
@@ -439,39 +575,19 @@ class Guard:
         def write() -> None:
             if job.rank == 0:
                 self._files.discard_staged()
-                self._files.write_run(self._description())
+                self._files.write_run(start.description(job, self.limits))
             self._ledger = Ledger(self._files.journal(job.rank))
 
         job.channel.gather("run files", write)
-        self._ledger.event("start", {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank)})
+        about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank), **start.supervision()}
+        self._ledger.event("start", about)
         if job.rank == 0:
             for limit in self.limits:
                 logger.warning("%s", limit)
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "started": utc_now(),
-            "bitwitness": __version__,
-            "torch": torch.__version__,
-            "world_size": self.job.channel.world_size,
-            "placement": self.topology.to_json(),
-            "policy": self.policy.to_json(),
-            "fingerprint_seed": self.job.seed,
-            "limits": list(self.limits),
-        }
-
     def _check_usable(self) -> None:
         if self._closed:
             raise ConfigurationError("this guard is closed: make a new one")
-
-
-def _mix(seed: int, index: int) -> int:
-    """A number that looks random, the same on every rank (the finaliser of SplitMix64; Steele, Lea and Flood, 2014)."""
-    mask = (1 << 64) - 1
-    value = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
 
 
 def _no_loss_function(model: Any, batch: Any) -> Tensor:

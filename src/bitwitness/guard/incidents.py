@@ -17,6 +17,7 @@ import torch
 from bitwitness._version import __version__
 from bitwitness.errors import RunFilesError
 from bitwitness.evidence import NONFINITE, Observation, Verdict
+from bitwitness.guard import start
 from bitwitness.guard.job import Job, Step
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now, write_bytes
 
@@ -108,5 +109,6 @@ def _record(
         "observations": [seen.to_json() for seen in observations],
         "placement": job.topology.to_json(),
         "policy": job.policy.to_json(),
+        **start.supervision(),
         "notes": list(notes),
     }

@@ -40,6 +40,7 @@ class Job:
         rebuild_batch: the user's, or None.
         seed: of the fingerprints, the same on every rank.
         device: where the model lives.
+        can_rerun: whether the guard was given what it takes to run a micro-batch of training again.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Job:
     rebuild_batch: RebuildBatch | None
     seed: int
     device: torch.device
+    can_rerun: bool = False
 
     @property
     def rank(self) -> int:
@@ -108,10 +110,13 @@ class Step:
         index: from 0.
         micros: the micro-batches so far.
         audit: whether a replay is due, by schedule or because something forced it; known before the first forward.
+        deterministic: whether its micro-batches run under deterministic algorithms.
+        retried: whether this is the second attempt at this step.
         audited: index of the micro-batch that is audited, chosen by the seed before its forward.
         nonfinite: set by *numerics*: the ranks whose local gradient is not finite.
         uniform: set by *numerics*: whether every rank ran the same number of micro-batches.
         sum_may_overflow: set by *numerics*, see `verdict.History`.
+        stop_requested: set by *numerics*: whether some rank was asked to stop (see `preemption`).
         gradient_norm: set by *numerics*: the norm of the reduced gradient as `clip_grad_norm_` computes it (scaled, if
             there is a scaler), so that clipping need not read the gradients again.
     """
@@ -119,10 +124,13 @@ class Step:
     index: int
     audit: bool
     audited: int
+    deterministic: bool = False
+    retried: bool = False
     micros: list[MicroBatch] = field(default_factory=list)
     nonfinite: tuple[int, ...] = ()
     uniform: bool = True
     sum_may_overflow: bool = False
+    stop_requested: bool = False
     gradient_norm: Tensor | None = None
 
 
@@ -140,3 +148,12 @@ class Outcome:
     reason: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
     force_audit: bool = False
+
+
+def draw(seed: int, index: int) -> int:
+    """A number that looks random, the same on every rank (the finaliser of SplitMix64; Steele, Lea and Flood, 2014)."""
+    mask = (1 << 64) - 1
+    value = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)

@@ -5,6 +5,7 @@ Everything that can be refused is refused here, by name and on every rank, befor
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +18,16 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from bitwitness._version import __version__
 from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.guard.job import Job
 from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
-from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles import RunFiles, utc_now
+from bitwitness.runfiles.label import Label
 from bitwitness.topology import Placement, Topology, node_name
+
+logger = logging.getLogger("bitwitness")
 
 
 def look_at(
@@ -35,6 +41,9 @@ def look_at(
     chosen = Policy.load() if policy is None else policy
     if not isinstance(chosen, Policy):
         raise ConfigurationError(f"policy is a {type(policy).__name__}: give a bitwitness.Policy")
+    if os.environ.get("BITWITNESS_SUSPICION") == "1":
+        logger.warning("restarted under suspicion: every step is audited, whatever the policy says")
+        chosen = chosen.replace(audit_every=1, check_every=1)
     outer, module = unwrap(model)
     return outer, module, device_of(module), chosen, RunFiles(check_run_dir(run_dir))
 
@@ -139,6 +148,29 @@ def check_callables(policy: Policy, loss_fn: object, rebuild_batch: object) -> N
             raise ConfigurationError(f"{name} is a {type(value).__name__}: it must be callable")
 
 
+def check_stateful(stateful: object) -> None:
+    """Raise ConfigurationError unless these are objects, by name, whose state can be saved and loaded."""
+    if stateful is None:
+        return
+    if not isinstance(stateful, Mapping):
+        raise ConfigurationError(f"stateful is a {type(stateful).__name__}: give a dictionary of objects by name")
+    for name, one in stateful.items():
+        lacking = [what for what in ("state_dict", "load_state_dict") if not callable(getattr(one, what, None))]
+        if not isinstance(name, str) or lacking:
+            raise ConfigurationError(
+                f"stateful[{name!r}] is a {type(one).__name__} without {' and '.join(lacking) or 'a name'}: its state cannot be saved"
+            )
+
+
+def refuse_quarantined(files: RunFiles, place: Placement) -> None:
+    """Raise ConfigurationError if this device or its node is in quarantine, whatever rank or name it has now."""
+    why = files.quarantine.read().why_denied(place.node, [place.device])
+    if why:
+        raise ConfigurationError(
+            f"{why}. It takes no part in this run; once it is repaired: bitwitness quarantine clear {files.path} {place.device}"
+        )
+
+
 def check_modes(policy: Policy, device: torch.device, scaler: object) -> None:
     """Raise ConfigurationError for modes under which healthy ranks need not compute equal bits, or a foreign scaler."""
     if scaler is not None and not isinstance(scaler, GradScaler):
@@ -194,6 +226,10 @@ def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:
         software += f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     else:
         identity, model = "", f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
+    listed = [one.strip() for one in os.environ.get("BITWITNESS_DEVICES", "").split(",") if one.strip()]
+    local = os.environ.get("LOCAL_RANK", "")
+    if not identity and local.isdecimal() and int(local) < len(listed):
+        identity = listed[int(local)]
     return {"rank": rank, "node": node, "device": identity, "model": model, "software": software}
 
 
@@ -205,6 +241,43 @@ def place(facts: Sequence[Mapping[str, Any]]) -> Topology:
         device = one["device"] or f"{one['node']}/cpu-{slot}"
         placed.append(Placement(one["rank"], one["node"], device, slot, one["model"], one["software"]))
     return Topology(tuple(placed))
+
+
+def supervision_id() -> str:
+    """The id of the supervised run that this process belongs to; empty where nobody supervises."""
+    return os.environ.get("BITWITNESS_SUPERVISION", "")
+
+
+def supervision() -> dict[str, Any]:
+    """What ties a record to a start of a supervised run: its id and the number of the start; nothing where nobody supervises."""
+    generation = os.environ.get("BITWITNESS_GENERATION", "")
+    if not supervision_id() or not generation.isdecimal():
+        return {}
+    return {"supervision": supervision_id(), "generation": int(generation)}
+
+
+def is_same_run(label: Label, topology: Topology) -> bool:
+    """Whether a checkpoint is of the same supervised run, with every rank on the device where it is now."""
+    return (
+        bool(label.supervision)
+        and label.supervision == supervision_id()
+        and list(label.placement) == topology.to_json()
+    )
+
+
+def description(job: Job, limits: Sequence[str]) -> dict[str, Any]:
+    """The content of run.json."""
+    return {
+        "started": utc_now(),
+        "bitwitness": __version__,
+        "torch": torch.__version__,
+        "world_size": job.channel.world_size,
+        "placement": job.topology.to_json(),
+        "policy": job.policy.to_json(),
+        "fingerprint_seed": job.seed,
+        "limits": list(limits),
+        **supervision(),
+    }
 
 
 def check_run_dir(run_dir: object) -> Path:

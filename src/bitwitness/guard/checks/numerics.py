@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitwitness import preemption
 from bitwitness.errors import CheckFailed
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.fingerprint import combine, fingerprint_tensors
@@ -27,7 +28,7 @@ from bitwitness.guard.workload import largest_magnitude
 from bitwitness.verdict import ZERO
 
 _INFINITY = struct.unpack("<q", struct.pack("<d", float("inf")))[0]
-_WIDTH = 12
+_WIDTH = 13
 _OVERFLOWS, _WITHIN = 3, 100
 """A rank that alone overflows so many times within so many steps has the next step audited."""
 
@@ -50,6 +51,7 @@ class Numerics(Check):
         largest, norm = found[:2]
         agree = found[2:5] == [~value for value in found[5:8]]
         step.uniform = found[8] == ~found[9]
+        step.stop_requested = bool(found[12])
         if found[10] != ~found[11]:
             raise CheckFailed(
                 f"ranks disagree on the step: {~found[11]} on some, {found[10]} on others. Every rank must call the guard "
@@ -72,7 +74,7 @@ class Numerics(Check):
         self._digest = combine(fingerprint_tensors(gradients, self.job.seed), self.job.seed)
         bits = torch.stack([self._largest, norm]).view(torch.int64)
         count = len(step.micros)
-        host = torch.tensor([count, ~count, step.index, ~step.index], device=bits.device)
+        host = torch.tensor([count, ~count, step.index, ~step.index, preemption.requested()], device=bits.device)
         digest = self._digest.to(bits.device)
         return torch.cat([bits, digest, ~digest, host])
 

@@ -31,8 +31,10 @@ class Replicas(Check):
 
     def after_update(self, step: Step) -> Outcome | None:
         """Compare if due."""
+        return self.look(step.index) if self.job.policy.replicas_due(step.index) else None
+
+    def look(self, step: int) -> Outcome:
+        """Compare now, after the update of `step`."""
         job = self.job
-        if not job.policy.replicas_due(step.index):
-            return None
-        differing = compare(job.channel, self.name, step.index, job.replicated_tensors, job.seed)
+        differing = compare(job.channel, self.name, step, job.replicated_tensors, job.seed)
         return Outcome(self.name, "failed" if differing else "passed", tuple(differing))

@@ -1,0 +1,396 @@
+"""Checkpoints that can be trusted: vetoed, written whole, read back on another node, labelled with what had been checked.
+
+The order is what makes a label mean something. The replicas are compared first, so nothing wrong is written; a file is read
+back by a rank on another node, which compares it with its *own* weights, so nothing was damaged on the way; the label is
+written last, under a name that appears only then. A checkpoint without a label is not one.
+
+Whoever writes in a way of their own (sharded, asynchronously) takes the two ends of this apart: `stage` vetoes and remembers
+the weights, `Staged.label` reads back what has become durable since and labels it with the step of the staging.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitwitness._version import __version__
+from bitwitness.errors import CheckpointError, ConfigurationError, RunFilesError
+from bitwitness.guard import snapshot
+from bitwitness.guard.job import Job
+from bitwitness.runfiles import RunFiles, utc_now
+from bitwitness.runfiles.label import (
+    LABEL,
+    FileDigest,
+    Label,
+    digest_file,
+    distrust,
+    read_label,
+    verify_files,
+    write_label,
+)
+from bitwitness.runfiles.run import read_incident
+
+logger = logging.getLogger("bitwitness")
+
+ReadBack = Callable[[Path], Mapping[str, Tensor]]
+"""Reads a foreign checkpoint: tensors by the names that the model's `state_dict()` gives them."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of the weights at the moment of a save, the same on every rank.
+
+    `step`: updates made. `passed`: by check, the last step at which it passed. `failed`: by check, why; only in shadow mode.
+    `incidents`: those that were dealt with. `compared`: checks that have compared the ranks before. `supervision`: id of the
+    supervised run.
+    """
+
+    step: int
+    passed: Mapping[str, int]
+    failed: Mapping[str, str]
+    incidents: tuple[str, ...]
+    compared: tuple[str, ...]
+    supervision: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where to go on: the label of the checkpoint that was restored, and the newer ones that were refused, with the reason."""
+
+    path: Path
+    label: Label
+    refused: tuple[tuple[str, str], ...]
+
+
+class Keeper:
+    """Saves and restores the checkpoints of a run, on all ranks together."""
+
+    def __init__(self, job: Job, files: RunFiles, stateful: Mapping[str, Any]) -> None:
+        self.job, self.files, self.stateful = job, files, dict(stateful)
+        self._channel = job.channel
+        self._store = files.checkpoints
+
+    # Saving ----------------------------------------------------------------------------------------------------------
+
+    def save(self, standing: Standing) -> Path:
+        """Write, read back, publish, and remove what retention does not keep.
+
+        Raises:
+            CheckpointError: on every rank; nothing new is visible, what was there still is.
+        """
+        token = self._channel.gather("checkpoint", lambda: secrets.token_hex(4))[0]
+        staging = Path(self._patiently("checkpoint: begin", lambda: self._begin(standing.step, token))[0])
+        try:
+            written = self._patiently("checkpoint: write", lambda: self._write(staging))
+            files = {name: digest for digests, _ in written for name, digest in digests.items()}
+            self._patiently("checkpoint: read back", lambda: self._read_back(staging, files, written[0][1]))
+            label = self._label(standing, written[0][1], files, self._readers())
+            published = self._patiently("checkpoint: publish", lambda: self._publish(staging, label))
+        except BaseException:
+            if self.job.rank == 0:
+                self._store.discard(staging)
+            raise
+        return Path(published[0])
+
+    def _patiently(self, phase: str, compute: Callable[[], Any]) -> list[Any]:
+        def reported() -> Any:
+            try:
+                return compute()
+            except CheckpointError:
+                raise
+            except (RunFilesError, OSError) as error:
+                raise CheckpointError(str(error)) from error
+
+        return self._channel.patiently(phase, self.job.policy.checkpoint_timeout, reported)
+
+    def _begin(self, step: int, token: str) -> str:
+        if self.job.rank != 0:
+            return ""
+        self._store.discard_leftovers()
+        return str(self._store.stage(step, token))
+
+    def _write(self, staging: Path) -> tuple[dict[str, FileDigest], dict[str, str]]:
+        """This rank's files, and on the first rank the fingerprints of what it wrote for all."""
+        rank = self.job.rank
+        own = snapshot.rank_file(rank)
+        digests = {own: snapshot.write(staging / own, snapshot.rank_state(self.job, self.stateful))}
+        table: dict[str, str] = {}
+        if rank == 0:
+            shared = snapshot.shared_state(self.job)
+            table = snapshot.fingerprints(shared, self.job.seed)
+            digests[snapshot.SHARED] = snapshot.write(staging / snapshot.SHARED, shared)
+        return digests, table
+
+    def _read_back(self, folder: Path, files: Mapping[str, FileDigest], table: Mapping[str, str]) -> None:
+        """Read what others wrote, here; the weights are compared with those that this rank trains itself."""
+        for writer in self._read_by(self.job.rank):
+            name = snapshot.rank_file(writer)
+            self._same_file(folder / name, files[name], writer)
+        if self.job.rank == self._reader_of(0):
+            self._same_file(folder / snapshot.SHARED, files[snapshot.SHARED], 0)
+            self._same_tensors(folder / snapshot.SHARED, snapshot.read(folder / snapshot.SHARED, mapped=True), table)
+
+    def _same_file(self, path: Path, expected: FileDigest, writer: int) -> None:
+        snapshot.forget_cached(path)
+        found = digest_file(path)
+        if found != expected:
+            raise CheckpointError(
+                f"{path} was written by {self._place(writer)} and reads differently on {self._place(self.job.rank)} "
+                f"({found.bytes} of {expected.bytes} bytes, SHA-256 {found.sha256[:12]} instead of {expected.sha256[:12]}): the "
+                "storage or the way to it damages data. The checkpoint was not published; earlier ones are as they were"
+            )
+
+    def _same_tensors(self, path: Path, content: Mapping[str, Any], table: Mapping[str, str]) -> None:
+        stored = snapshot.fingerprints(content, self.job.seed)
+        own = snapshot.fingerprints(snapshot.shared_state(self.job), self.job.seed)
+        for name in sorted({*table, *stored}):
+            of_rank = name in self._buffers()
+            if stored.get(name) != table.get(name) or (not of_rank and own.get(name) != stored.get(name)):
+                raise CheckpointError(
+                    f"{name} in {path} is not what {self._place(self.job.rank)} trains, although the replicas had just agreed: it "
+                    f"was changed in the memory of {self._place(0)} or on the way to the disk. The checkpoint was not published; "
+                    "save again, and check the weights of that rank if it happens again"
+                )
+
+    def _publish(self, staging: Path, label: Label) -> str:
+        if self.job.rank != 0:
+            return ""
+        path = self._store.publish(staging, label)
+        try:
+            incidents = [read_incident(one) for one in self.files.incidents()]
+            self._store.prune(self.job.policy.keep_checkpoints, incidents)
+        except (RunFilesError, OSError) as error:
+            logger.warning("an old checkpoint could not be removed: %s", error)
+        return str(path)
+
+    # Around somebody else's writer -----------------------------------------------------------------------------------
+
+    def stage(self, path: Path, standing: Standing, read_back: ReadBack | None) -> Staged:
+        """Remember what is about to be written elsewhere."""
+        model = {"model": self.job.module.state_dict()}
+        return Staged(self, path, standing, snapshot.fingerprints(model, self.job.seed), read_back)
+
+    def label_foreign(self, staged: Staged) -> Path:
+        """Read back what has become durable, on two nodes, and label it."""
+        names = sorted(self._patiently("checkpoint: list", lambda: self._foreign_names(staged.path))[0])
+        if not names:
+            raise CheckpointError(f"{staged.path} holds no file: was it written, on storage that every node sees?")
+        mine = names[self.job.rank :: self.job.topology.world_size]
+        written = self._patiently("checkpoint: digest", lambda: _digests(staged.path, mine))
+        files = {name: digest for digests in written for name, digest in digests.items()}
+        self._patiently("checkpoint: read back", lambda: self._read_foreign(staged, names, files))
+        label = self._label(staged.standing, staged.tensors, files, self._readers())
+        done = self._patiently("checkpoint: label", lambda: self._write_label(staged.path, label))
+        return Path(done[0])
+
+    def _foreign_names(self, path: Path) -> list[str]:
+        return _files_of(path) if self.job.rank == 0 else []
+
+    def _read_foreign(self, staged: Staged, names: Sequence[str], files: Mapping[str, FileDigest]) -> None:
+        for writer in self._read_by(self.job.rank):
+            for name in names[writer :: self.job.topology.world_size]:
+                self._same_file(_member(staged.path, name), files[name], writer)
+        if staged.read_back is not None and self.job.rank == self._reader_of(0):
+            tensors = {f"model/{name}": one for name, one in staged.read_back(staged.path).items()}
+            found = snapshot.fingerprints(tensors, self.job.seed)
+            wrong = sorted(name for name in found if found[name] != staged.tensors.get(name))
+            if wrong or not found:
+                raise CheckpointError(
+                    f"{staged.path}, read back on {self._place(self.job.rank)}, does not hold the weights that were staged at step "
+                    f"{staged.standing.step}: {', '.join(wrong[:3]) or 'it holds no tensors'}. It was not labelled"
+                )
+
+    def _write_label(self, path: Path, label: Label) -> str:
+        return str(write_label(path, label)) if self.job.rank == 0 else ""
+
+    # Resuming --------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> Resumed | None:
+        """Restore the newest checkpoint that can be trusted; None where there is none at all.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none of them can be used; names each with the reason.
+            ConfigurationError: the checkpoint is of another job: another number of ranks, another model.
+        """
+        plan = self._patiently("resume: list", self._plan)[0]
+        refused: list[tuple[str, str]] = []
+        for path, reason in plan:
+            problem = reason or self._try(Path(path))
+            if not problem:
+                return Resumed(Path(path), read_label(Path(path)), tuple(refused))
+            refused.append((Path(path).name, problem))
+            if self.job.rank == 0:
+                logger.warning("checkpoint %s is refused: %s", path, problem)
+        if refused:
+            listed = "; ".join(f"{name}: {problem}" for name, problem in refused[:8])
+            raise CheckpointError(
+                f"none of the {len(refused)} checkpoints in {self.files.path / 'checkpoints'} can be used ({listed}). Nothing was started. "
+                f"Look at them with `bitwitness checkpoint verify {self.files.path}`; to start from the beginning on purpose, "
+                "move that folder away"
+            )
+        return None
+
+    def _plan(self) -> list[tuple[str, str]]:
+        """All checkpoints, newest first, with what forbids them before they are even read; as the first rank sees it."""
+        if self.job.rank != 0:
+            return []
+        self._store.discard_leftovers()
+        incidents = [read_incident(path) for path in self.files.incidents()]
+        plan = []
+        for path in self._store.list():
+            try:
+                label = read_label(path)
+                reason = "" if label.step == _step_of(path) else f"its label is that of step {label.step}"
+                reason = reason or distrust(label, incidents)
+            except RunFilesError as error:
+                reason = str(error)
+            plan.append((str(path), reason))
+        return plan
+
+    def _try(self, path: Path) -> str:
+        """Verify this checkpoint on every rank and, if all find it whole, restore it; else why not."""
+        found: list[tuple[dict[str, Any], dict[str, Any], Label]] = []
+
+        def verify() -> str:
+            try:
+                label = read_label(path)
+                if label.world_size != self.job.topology.world_size:
+                    raise ConfigurationError(
+                        f"{path} was saved by {label.world_size} ranks, this job has {self.job.topology.world_size}: start it with "
+                        "as many, because random states and data positions belong to ranks"
+                    )
+                names = [snapshot.rank_file(self.job.rank), *([snapshot.SHARED] if self._first_of_node() else [])]
+                problems = verify_files(path, label, names)
+                if problems:
+                    return "; ".join(problems)
+                found.append((*self._load(path, label), label))
+            except RunFilesError as error:
+                return str(error)
+            return ""
+
+        problems = self._patiently(f"resume: verify {path.name}", verify)
+        for rank, problem in enumerate(problems):
+            if problem:
+                return f"{problem} [seen by {self._place(rank)}]"
+        self._patiently("resume: restore", lambda: self._restore(path, *found[0]))
+        return ""
+
+    def _load(self, path: Path, label: Label) -> tuple[dict[str, Any], dict[str, Any]]:
+        shared = snapshot.read(path / snapshot.SHARED, mapped=True)
+        own = snapshot.read(path / snapshot.rank_file(self.job.rank))
+        stored = snapshot.fingerprints(shared, label.seed)
+        wrong = sorted(name for name in {*stored, *label.tensors} if stored.get(name) != label.tensors.get(name))
+        if wrong:
+            raise CheckpointError(f"{path / snapshot.SHARED}: {', '.join(wrong[:3])} is not what the label says")
+        return shared, own
+
+    def _restore(self, path: Path, shared: Mapping[str, Any], own: Mapping[str, Any], label: Label) -> None:
+        snapshot.check_fits(self.job, self.stateful, shared, own)
+        snapshot.restore(self.job, self.stateful, shared, own)
+        live = snapshot.fingerprints(snapshot.shared_state(self.job), label.seed)
+        wrong = sorted(
+            name
+            for name in label.tensors
+            if live.get(name) != label.tensors[name] and (self.job.rank == 0 or name not in self._buffers())
+        )
+        if wrong:
+            raise CheckpointError(
+                f"{path} was read whole, but {', '.join(wrong[:3])} did not arrive as saved: loading it changes it (another dtype?), "
+                "or the memory of this device does"
+            )
+
+    # Who reads what --------------------------------------------------------------------------------------------------
+
+    def _reader_of(self, writer: int) -> int:
+        """The rank that reads back what a rank wrote: on another node where there is one."""
+        reader = self.job.topology.witness_of(writer)
+        return writer if reader is None else reader
+
+    def _read_by(self, reader: int) -> list[int]:
+        return [writer for writer in range(self.job.topology.world_size) if self._reader_of(writer) == reader]
+
+    def _readers(self) -> str:
+        topology, reader = self.job.topology, self._reader_of(0)
+        if topology.node_of(reader) != topology.node_of(0):
+            return f"each file by a rank on another node; the weights by rank {reader} on {topology.node_of(reader)}"
+        return f"on the same node ({topology.node_of(0)}): there is no other"
+
+    def _first_of_node(self) -> bool:
+        topology, rank = self.job.topology, self.job.rank
+        return all(topology.node_of(other) != topology.node_of(rank) for other in range(rank))
+
+    def _buffers(self) -> set[str]:
+        """Names of the tensors that may differ from rank to rank."""
+        return {f"model/{name}" for name, _ in self.job.module.named_buffers()}
+
+    def _place(self, rank: int) -> str:
+        return f"rank {rank} (node {self.job.topology.node_of(rank)})"
+
+    def _label(
+        self, standing: Standing, tensors: Mapping[str, str], files: Mapping[str, FileDigest], read_back: str
+    ) -> Label:
+        return Label(
+            step=standing.step,
+            saved=utc_now(),
+            world_size=self.job.topology.world_size,
+            placement=tuple(self.job.topology.to_json()),
+            passed=dict(standing.passed),
+            failed=dict(standing.failed),
+            incidents=standing.incidents,
+            seed=self.job.seed,
+            tensors=dict(tensors),
+            files=dict(files),
+            software={"bitwitness": __version__, "torch": torch.__version__},
+            read_back=read_back,
+            supervision=standing.supervision,
+            compared=standing.compared,
+            extra={},
+        )
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A checkpoint that somebody else writes: vetoed, and the weights remembered by their fingerprints."""
+
+    _keeper: Keeper
+    path: Path
+    standing: Standing
+    tensors: Mapping[str, str]
+    read_back: ReadBack | None
+
+    def label(self) -> Path:
+        """Read the files back on another node and write their label; call it on every rank when they are durable.
+
+        Returns the path of the label.
+
+        Raises:
+            CheckpointError: on every rank; a file reads differently on another node, or holds other weights. No label.
+        """
+        return self._keeper.label_foreign(self)
+
+
+def _files_of(path: Path) -> list[str]:
+    """What a foreign checkpoint consists of, by path relative to it: all but labels and what is hidden."""
+    if not path.is_dir():
+        return [path.name] if path.exists() else []
+    inside = [file.relative_to(path) for file in path.rglob("*") if file.is_file() and file.name != LABEL]
+    return sorted(one.as_posix() for one in inside if not any(part.startswith(".") for part in one.parts))
+
+
+def _member(path: Path, name: str) -> Path:
+    return path / name if path.is_dir() else path
+
+
+def _digests(path: Path, names: Sequence[str]) -> dict[str, FileDigest]:
+    return {name: digest_file(_member(path, name)) for name in names}
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

@@ -1,0 +1,86 @@
+"""The pieces of a training loop that the guard runs itself: backward, update, and the pass after a resume.
+
+Each must do, bit for bit, what an unguarded loop does at that place; that is all they have in common.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitwitness.errors import WorkloadError
+from bitwitness.guard.job import Job
+from bitwitness.guard.rewind import random_state_kept
+from bitwitness.guard.snapshot import restore_buffers
+from bitwitness.guard.workload import LossFunction, MicroBatch, check_loss
+
+
+class Micro:
+    """What `Guard.microbatch` hands out: the backward of this micro-batch."""
+
+    def __init__(self, job: Job, record: MicroBatch) -> None:
+        self._job = job
+        self._record = record
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward of the loss, scaled if the guard was given a scaler. Once per micro-batch.
+
+        Raises:
+            WorkloadError: not a scalar loss that requires a gradient, or called twice.
+        """
+        if self._record.loss is not None:
+            raise WorkloadError(
+                "micro.backward() was called twice for one micro-batch: add the losses, then call it once"
+            )
+        check_loss(loss)
+        self._record.loss = loss.detach().clone()
+        scaler = self._job.scaler
+        if scaler is not None:
+            self._record.scale = scaler.scale(torch.ones((), device=loss.device))
+            loss = scaler.scale(loss)
+        self._job.gradients.before_backward()
+        loss.backward()
+
+
+def warm_up(job: Job, loss_fn: LossFunction, model: Any, batch: Any) -> None:
+    """One forward and backward whose result is thrown away, so that DDP regroups its buckets as it did in the first step.
+
+    DDP does that once, after its first backward (torch/csrc/distributed/c10d/reducer.cpp, `rebuild_buckets`), and its sums round
+    differently before and after. Whatever the pass changes is put back: random states, buffers, gradients.
+    """
+    buffers = {name: one.clone() for name, one in job.module.named_buffers()}
+    job.gradients.discarding = True
+    try:
+        with random_state_kept(job.device, job.workload.generators):
+            loss_fn(model, batch).backward()
+    finally:
+        job.gradients.discarding = False
+    restore_buffers(job.module, buffers)
+    clear_gradients(job)
+
+
+def clear_gradients(job: Job) -> None:
+    """As `zero_grad()`."""
+    for parameter in job.module.parameters():
+        parameter.grad = None
+
+
+def update(job: Job, max_grad_norm: float | None, gradient_norm: Tensor | None) -> None:
+    """Clip and update exactly as an unguarded loop does: `clip_grad_norm_` is the norm, then this scaling by it."""
+    parameters = list(job.workload.trained.values())
+    if job.scaler is None:
+        if max_grad_norm is not None:
+            assert gradient_norm is not None
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, gradient_norm)
+        for optimizer in job.optimizers:
+            optimizer.step()
+        return
+    if max_grad_norm is not None:
+        for optimizer in job.optimizers:
+            job.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+    for optimizer in job.optimizers:
+        job.scaler.step(optimizer)
+    job.scaler.update()

@@ -1,0 +1,269 @@
+"""What a checkpoint holds of a job, collected and put back.
+
+The ranks of a job share their weights and optimizer state, so one rank writes those for all (`shared.pt`); what differs
+from rank to rank (random states, buffers, the position of its data loader) each writes for itself (`rank-00003.pt`). Both are
+plain PyTorch files: whoever has only them can load them with `torch.load`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bitwitness.errors import CheckpointError, ConfigurationError
+from bitwitness.guard.job import Job
+from bitwitness.guard.replication import digest_table
+from bitwitness.guard.rewind import RandomState, random_state_kept
+from bitwitness.runfiles.label import FileDigest
+
+SHARED = "shared.pt"
+
+
+def rank_file(rank: int) -> str:
+    """The name of what a rank writes for itself."""
+    return f"rank-{rank:05d}.pt"
+
+
+# What is saved -------------------------------------------------------------------------------------------------------
+
+
+def shared_state(job: Job) -> dict[str, Any]:
+    """What every rank holds alike: model, optimizers, scaler. Refers to the live tensors."""
+    return {
+        "model": job.module.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in job.optimizers],
+        "scaler": job.scaler.state_dict() if job.scaler is not None else None,
+    }
+
+
+def rank_state(job: Job, stateful: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank alone holds. Collecting it draws nothing, although making a loader's iterator would."""
+    generators = job.workload.generators
+    with random_state_kept(job.device, generators):
+        random = RandomState.capture(job.device, generators)
+        states = {name: one.state_dict() for name, one in stateful.items()}
+    return {
+        "rank": job.rank,
+        "random": {name: getattr(random, name) for name in RandomState.__slots__},
+        "buffers": {name: buffer.detach() for name, buffer in job.module.named_buffers()},
+        "stateful": states,
+    }
+
+
+def fingerprints(tree: Any, seed: int) -> dict[str, str]:
+    """Each tensor of nested dictionaries and lists by its path: dtype, shape and fingerprint, as text."""
+    tensors = dict(_named_tensors(tree, ""))
+    rows = digest_table(list(tensors.values()), seed).cpu().tolist() if tensors else []
+    return {name: _described(tensor, row) for (name, tensor), row in zip(tensors.items(), rows, strict=True)}
+
+
+def _named_tensors(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(tree, Tensor):
+        yield prefix, tree.detach()
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _named_tensors(value, f"{prefix}/{key}" if prefix else str(key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _named_tensors(value, f"{prefix}/{index}")
+
+
+def _described(tensor: Tensor, row: Sequence[int]) -> str:
+    words = " ".join(f"{value & (2**64 - 1):016x}" for value in row)
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {words}"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, content: Mapping[str, Any]) -> FileDigest:
+    """Write a PyTorch file durably; the digest is of what was handed to the system, not of what came back from it.
+
+    Raises:
+        CheckpointError: it could not be written, or something in it cannot be pickled.
+    """
+    try:
+        with path.open("xb") as file:
+            sink = _HashingFile(file)
+            torch.save(dict(content), sink)  # type: ignore[arg-type]  # it writes, and that is all that is asked for
+            if sink.failure is not None:
+                raise sink.failure
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error.strerror or error}") from error
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} could not be written: {_culprit(content)} cannot be pickled ({error})"
+        ) from error
+    return FileDigest(sink.bytes, sink.digest.hexdigest())
+
+
+def read(path: Path, mapped: bool = False) -> dict[str, Any]:
+    """Read such a file. `mapped`: its tensors are views of the file, to be copied before the file may go.
+
+    Raises:
+        CheckpointError: it is not one.
+    """
+    try:
+        # Everything a job may hand to `stateful` is in these files, so they are pickles: load only what your own jobs wrote.
+        content = torch.load(path, map_location="cpu", mmap=mapped, weights_only=False)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}: it was not written by bitwitness")
+    return content
+
+
+def forget_cached(path: Path) -> None:
+    """Ask the system to read this file from the storage when it is next read, and not from memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+class _HashingFile:
+    """Counts and hashes what is written. Keeps an error for later: PyTorch's writer would turn it into another."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+        self.failure: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        if self.failure is None:
+            try:
+                self._file.write(view)
+                self.digest.update(view)
+                self.bytes += len(view)
+            except OSError as error:
+                self.failure = error
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing: the file is flushed when it is whole."""
+
+
+def _culprit(content: Mapping[str, Any]) -> str:
+    """Which part of a rank's state cannot be pickled."""
+    for name, state in content.get("stateful", {}).items():
+        try:
+            pickle.dumps(state)
+        except Exception:  # noqa: BLE001  (whatever it is, it is this one)
+            return f"the state of stateful[{name!r}]"
+    return "its content"
+
+
+# What is put back ----------------------------------------------------------------------------------------------------
+
+
+def check_fits(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless this state is that of this model, these optimizers and these objects."""
+    live = job.module.state_dict()
+    saved = shared["model"]
+    missing, unknown = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
+    if missing or unknown:
+        raise ConfigurationError(
+            f"the checkpoint is of another model: it lacks {_few(missing)} and has {_few(unknown)} beside"
+        )
+    for name, tensor in live.items():
+        if isinstance(tensor, Tensor) and tensor.shape != saved[name].shape:
+            raise ConfigurationError(
+                f"the checkpoint is of another model: {name} is {list(saved[name].shape)} there, {list(tensor.shape)} here"
+            )
+    if len(shared["optimizers"]) != len(job.optimizers):
+        raise ConfigurationError(
+            f"the checkpoint holds {len(shared['optimizers'])} optimizer(s), the guard was given {len(job.optimizers)}"
+        )
+    if (shared["scaler"] is None) != (job.scaler is None):
+        whose = "the job has a GradScaler and the checkpoint has none"
+        raise ConfigurationError(whose if job.scaler is not None else "the checkpoint is of a job with a GradScaler")
+    absent = sorted(set(stateful) - set(own["stateful"]))
+    if absent:
+        raise ConfigurationError(
+            f"the checkpoint holds no state for {_few(absent)}: give stateful= what it was saved with"
+        )
+    if len(own["random"]["own"]) != len(job.workload.generators):
+        raise ConfigurationError(
+            f"the checkpoint holds {len(own['random']['own'])} generators, the guard was given {len(job.workload.generators)}"
+        )
+
+
+def restore(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Put everything back; random states last.
+
+    Raises:
+        ConfigurationError: an optimizer is not the one that was saved.
+    """
+    job.module.load_state_dict(shared["model"])
+    restore_buffers(job.module, own["buffers"])
+    for index, (optimizer, state) in enumerate(zip(job.optimizers, shared["optimizers"], strict=True)):
+        try:
+            _load_optimizer(optimizer, state)
+        except ValueError as error:
+            raise ConfigurationError(f"the checkpoint does not fit optimizer {index}: {error}") from error
+    if job.scaler is not None:
+        job.scaler.load_state_dict(shared["scaler"])
+    generators = job.workload.generators
+    for name, one in stateful.items():
+        one.load_state_dict(own["stateful"][name])
+        _keep_random_state_once(one, lambda: random_state_kept(job.device, generators))
+    RandomState(**own["random"]).restore(job.device, generators)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """As `load_state_dict`, but bit for bit: that one casts moments to the dtype of their parameter."""
+    copied = tree_map_only(Tensor, Tensor.clone, dict(state))
+    optimizer.load_state_dict(copied)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    positions = [position for group in copied["param_groups"] for position in group["params"]]
+    for parameter, position in zip(parameters, positions, strict=True):
+        for key, value in copied["state"].get(position, {}).items():
+            loaded = optimizer.state[parameter][key]
+            if isinstance(value, Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(loaded.device)
+
+
+@torch.no_grad()
+def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give the buffers of this rank the values that they had."""
+    for name, buffer in module.named_buffers():
+        if name in buffers and buffer.shape == buffers[name].shape:
+            buffer.copy_(buffers[name])
+
+
+def _keep_random_state_once(loader: Any, kept: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have the next iterator of a data loader draw nothing.
+
+    A loader in the midst of an epoch has its iterator already, so a run that was never interrupted drew the seeds of its workers
+    when the epoch began. A resumed one must make an iterator again, and would draw them a second time.
+    """
+    make = getattr(loader, "_get_iterator", None)
+    if make is None or not hasattr(loader, "__dict__"):
+        return
+
+    def make_once() -> Any:
+        loader.__dict__.pop("_get_iterator", None)
+        with kept():
+            return make()
+
+    loader.__dict__["_get_iterator"] = make_once  # past the loader's own __setattr__
+
+
+def _few(names: Sequence[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
