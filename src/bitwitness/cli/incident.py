@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from bitwitness.cli.output import console, print_json, styled
+from bitwitness.cli.runs import open_run
 from bitwitness.errors import RunFilesError
-from bitwitness.runfiles import RunFiles, read_incident
+from bitwitness.runfiles import read_actions, read_incident
 
 
 @click.group()
@@ -22,7 +23,7 @@ def incident() -> None:
 @click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(directory: Path, as_json: bool) -> None:
-    """Show an incident: what disagreed with what, why this rank or why nobody, what to do next.
+    """Show an incident: what disagreed with what, why this rank or why nobody, what was done about it, what to do next.
 
     DIR is the directory of an incident, its incident.json, or the directory of a run, of which the newest is shown.
     """
@@ -36,17 +37,18 @@ def show(directory: Path, as_json: bool) -> None:
             raise RunFilesError(f"{directory} has no incidents: nothing was found in this run")
         directory = others[0]
     found = read_incident(directory)
+    actions = read_actions(found.path)
     screen = console()
     try:  # all of it before any of it is printed: what is damaged shows only when it is used
         with screen.capture() as page:
-            show_incident(found, screen)
+            show_incident(found, screen, actions)
         steps = [step.to_json() for step in next_steps(found)]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunFilesError(f"{found.path / 'incident.json'} is damaged: {error!r}") from error
     if as_json:
         files = [str(file) for file in saved_micro_batches(found)]
         about = {"path": str(found.path), "files": files, "incidents_of_run": [str(path) for path in others]}
-        print_json({**found.record, **about, "next_steps": steps})
+        print_json({**found.record, **about, "actions": actions, "next_steps": steps})
         return
     if len(others) > 1:
         _print_list([_entry(path) for path in others])
@@ -78,17 +80,7 @@ def _incidents_of(directory: Path) -> list[Path]:
     Raises:
         RunFilesError: this is no directory of a run; says what it is, or where runs are.
     """
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise RunFilesError(f"{directory} {what}: give the directory of an incident or of a run")
-    if not (directory / "incidents").is_dir() and not (directory / "run.json").is_file():
-        runs = sorted(path.parent.name for path in directory.glob("*/run.json"))
-        hint = f"; runs in it: {', '.join(runs[:8])}" if runs else ""
-        raise RunFilesError(f"{directory} is neither an incident (no incident.json) nor a run (no run.json){hint}")
-    files = RunFiles(directory)
-    if (directory / "run.json").exists():
-        files.read_run()  # a damaged or foreign run must not read as one without incidents
-    return files.incidents()[::-1]
+    return open_run(directory, "an incident (no incident.json)").incidents()[::-1]
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -22,8 +22,8 @@ _MOST_ROWS = 16
 _STYLES = {"attributed": "bold red", "unattributed": "bold yellow", "clean": "bold green"}
 
 
-def show(incident: Incident, console: Console) -> None:
-    """Print all of it."""
+def show(incident: Incident, console: Console, actions: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Print all of it, and what was done about it (`RunFiles.actions`)."""
     verdict = incident.verdict
     console.print(Text.assemble("Incident ", styled(incident.path.name, "bold")))
     console.print(styled(verdict.headline(), _STYLES[verdict.status]))
@@ -40,6 +40,9 @@ def show(incident: Incident, console: Console) -> None:
         for part in block:
             # A table in a padding of its own width comes out too narrow (rich 15).
             console.print(Padding(part, (0, 0, 0, 2), expand=isinstance(part, Table)))
+    if actions:
+        _heading(console, "What was done about it")
+        console.print(_actions(actions))
     _heading(console, "What to do next")
     for number, advice in enumerate(next_steps(incident), 1):
         grid = Table.grid(padding=(0, 1))
@@ -63,6 +66,23 @@ def summary(verdict: Verdict) -> str:
 def _heading(console: Console, text: str) -> None:
     console.print()
     console.print(Text(text, style="bold"))
+
+
+def _actions(actions: Sequence[Mapping[str, Any]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for one in actions:
+        told = [(key, value) for key, value in one.items() if key not in ("schema", "time", "action")]
+        about = "; ".join(
+            f"{key.replace('_', ' ')}: {_said(value)}" for key, value in told if value not in ("", None, [])
+        )
+        grid.add_row(styled(f"  {one.get('time', '?')}"), styled(f"{one['action']}{f' ({about})' if about else ''}"))
+    return grid
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _facts(incident: Incident) -> Table:

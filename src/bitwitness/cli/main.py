@@ -19,8 +19,10 @@ from bitwitness.errors import BitwitnessError
 
 COMMANDS = {
     "bench": "bitwitness.cli.bench",
+    "checkpoint": "bitwitness.cli.checkpoint",
     "demo": "bitwitness.cli.demo",
     "incident": "bitwitness.cli.incident",
+    "quarantine": "bitwitness.cli.quarantine",
 }
 """Each command, and the module that holds a click command of that name."""
 

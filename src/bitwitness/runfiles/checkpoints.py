@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitwitness.errors import CheckpointError, RunFilesError
-from bitwitness.runfiles.files import TEMPORARY, Reported, sync_file, sync_folder
+from bitwitness.runfiles.files import TEMPORARY, Reported, exists, sync_file, sync_folder
 from bitwitness.runfiles.label import Label, distrust, read_label, write_label
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Checkpoints:
     def list(self) -> list[Path]:
         """The checkpoints, newest (highest step) first; told by their names alone, labels are not read."""
         with _named(self.path, "read"):
-            entries = list(self.path.iterdir()) if self.path.exists() else []
+            entries = list(self.path.iterdir()) if exists(self.path) else []
             found = [(step, path) for path in entries if (step := checkpoint_step(path)) is not None and path.is_dir()]
         return [path for _, path in sorted(found, reverse=True)]
 
@@ -84,7 +84,7 @@ class Checkpoints:
         write_label(staging, label)
         with _named(final, "published"):
             _sync_tree(staging)
-            old = self._put_aside(final) if os.path.lexists(final) else None
+            old = self._put_aside(final) if exists(final) else None
             try:
                 staging.rename(final)
             except OSError:

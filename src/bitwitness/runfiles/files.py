@@ -7,6 +7,7 @@ final one, flushed to the disk, renamed. What they rely on is said in docs/files
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -45,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise RunFilesError(f"{path} is not a regular file: it was not written by bitwitness")
         if path.exists() and path.stat().st_size > _LARGEST:
             raise RunFilesError(f"{path} is larger than {_LARGEST >> 20} MiB: it was not written by bitwitness")
-        record = json.loads(path.read_bytes(), parse_constant=_no_such_number)
+        record = json.loads(_content(path), parse_constant=_no_such_number)
     except FileNotFoundError as error:
         raise RunFilesError(f"{path} does not exist: is {path.parent} the right directory?") from error
     except OSError as error:
@@ -57,6 +58,17 @@ def read_json(path: Path) -> dict[str, Any]:
         found = record.get("schema") if isinstance(record, dict) else None
         raise RunFilesError(f"{path} has schema {found!r}, this version reads {SCHEMA}: use the version that wrote it")
     return record
+
+
+def _content(path: Path) -> bytes:
+    """All of a file that another node may be replacing: NFS then says of the one just opened that it is stale."""
+    for _ in range(10):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_bytes()
 
 
 def _no_such_number(name: str) -> None:
@@ -131,6 +143,13 @@ def refresh_folder(folder: Path) -> None:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
         logger.debug("%s: %s", folder, error)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something of that name, a broken link included, whatever this node may remember."""
+    if not os.path.lexists(path):
+        refresh_folder(path.parent)
+    return os.path.lexists(path)
 
 
 class Reported:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bitwitness.errors import CheckpointError, RunFilesError
-from bitwitness.runfiles.files import TEMPORARY, Reported, read_json, write_json
+from bitwitness.runfiles.files import TEMPORARY, Reported, exists, read_json, write_json
 
 if TYPE_CHECKING:
     from bitwitness.runfiles.run import Incident
@@ -204,7 +204,7 @@ def read_label(path: str | os.PathLike[str]) -> Label:
         CheckpointError: there is none, or it is damaged, foreign or of another schema; names it.
     """
     where = label_path(Path(path))
-    if not os.path.lexists(where):
+    if not exists(where):
         missing = labelled(Path(path))
         if not missing.exists():
             raise CheckpointError(f"{missing} does not exist")
@@ -228,7 +228,7 @@ def write_label(path: str | os.PathLike[str], label: Label) -> Path:
     where = label_path(Path(path))
     if not labelled(Path(path)).exists():
         raise CheckpointError(f"{labelled(Path(path))} does not exist, so it gets no label: was it written elsewhere?")
-    if os.path.lexists(where):
+    if exists(where):
         try:
             read_label(where)
         except CheckpointError as error:
@@ -318,7 +318,7 @@ def verify_files(path: Path, label: Label, names: Collection[str] | None = None)
 
 def _compare(file: Path, name: str, expected: FileDigest) -> list[str]:
     try:
-        if not os.path.lexists(file):
+        if not exists(file):
             return [f"{name} is missing"]
         size = file.stat().st_size
         if not file.is_file():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.runfiles.files import Reported, read_json, refresh_folder, utc_now, write_json
+from bitwitness.runfiles.files import Reported, exists, read_json, utc_now, write_json
 
 _PATIENCE = 60.0
 """Seconds that an edit waits for another one, which takes milliseconds."""
@@ -162,10 +162,8 @@ class QuarantineFile:
 
     def read(self) -> Quarantine:
         """What the file holds; an empty quarantine where there is no file."""
-        if not os.path.lexists(self.path):
-            refresh_folder(self.path.parent)
-            if not os.path.lexists(self.path):
-                return Quarantine()
+        if not exists(self.path):
+            return Quarantine()
         try:
             return Quarantine.from_json(read_json(self.path))
         except RunFilesError as error:

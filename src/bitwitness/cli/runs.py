@@ -1,0 +1,37 @@
+"""Directories of runs, as arguments of commands: a wrong one is told what it is, and where runs are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bitwitness.errors import RunFilesError
+from bitwitness.runfiles import RunFiles
+
+_PARTS = ("incidents", "checkpoints")
+_FILES = ("run.json", "quarantine.json")
+
+
+def is_run(directory: Path) -> bool:
+    """Whether this is the directory of a run, by what is in it."""
+    return any((directory / name).is_dir() for name in _PARTS) or any((directory / name).is_file() for name in _FILES)
+
+
+def open_run(directory: Path, also: str = "") -> RunFiles:
+    """The files of a run. `also`: what else the argument could have been, e.g. `an incident (no incident.json)`.
+
+    Raises:
+        RunFilesError: it is no directory of a run, or its run.json is damaged or foreign.
+    """
+    kinds = f"{also.partition(' (')[0]} or of a run" if also else "a run"
+    if not directory.is_dir():
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise RunFilesError(f"{directory} {what}: give the directory of {kinds}")
+    if not is_run(directory):
+        runs = sorted(path.parent.name for path in directory.glob("*/run.json"))
+        hint = f"; runs in it: {', '.join(runs[:8])}" if runs else ""
+        neither = f"neither {also} nor a run (no run.json)" if also else "no directory of a run (no run.json)"
+        raise RunFilesError(f"{directory} is {neither}{hint}")
+    files = RunFiles(directory)
+    if (directory / "run.json").exists():
+        files.read_run()  # a damaged or foreign run must not read as one without incidents
+    return files
