@@ -134,6 +134,20 @@ def test_what_had_the_name_makes_way(store: Checkpoints) -> None:
     assert hidden(store) == []
 
 
+def test_what_made_way_for_nothing_gets_its_name_back(store: Checkpoints) -> None:
+    """A writer that was killed between two renames."""
+    path = save(store, 100)
+    label = read_label(path)
+    path.rename(store.path / ".replaced-step-00000100-0123abcd")
+    assert names(store) == []
+    store.discard_leftovers()
+    assert read_label(path) == label
+    save(store, 200, {"shared.pt": b"old"}).rename(store.path / ".replaced-step-00000100-0123abcd")
+    store.discard_leftovers()
+    assert read_label(path) == label, "it did come"
+    assert (names(store), hidden(store)) == (["step-00000100"], [])
+
+
 @pytest.mark.parametrize("damage", ["missing", "short", "no files", "another step"])
 def test_a_half_checkpoint_is_not_published(store: Checkpoints, damage: str) -> None:
     staging = store.stage(100, TOKEN)

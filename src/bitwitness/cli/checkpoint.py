@@ -192,15 +192,10 @@ def _report(directory: Path | None, found: Sequence[_Found], unread: Sequence[st
 def _print_verified(report: dict[str, Any], found: Sequence[_Found], unread: Sequence[str]) -> None:
     screen = console()
     for one in found:
-        if one.problems:
-            screen.print(styled(f"{one.path}: damaged", "bold red"))
-        else:
-            assert one.label is not None
-            screen.print(
-                styled(f"{one.path}: whole, {len(one.label.files)} files, {_human(_size(one.label))}", "green")
-            )
+        # Not wrapped: a path must survive being copied, and a line being searched for.
+        screen.print(styled(f"{one.path}: {_state(one)}", "bold red" if one.problems else "green"), soft_wrap=True)
         for problem in (*one.problems, *([f"not to be resumed from: {one.refused}"] if one.refused else [])):
-            screen.print(styled(f"  {problem}"))
+            screen.print(styled(f"  {problem}"), soft_wrap=True)
     _print_unread(unread)
     if "run_dir" not in report:
         return
@@ -212,6 +207,13 @@ def _print_verified(report: dict[str, Any], found: Sequence[_Found], unread: Seq
         screen.print(styled("resume() would refuse all of them, and start nothing.", "bold red"))
     else:
         screen.print(styled(f"resume() would take {Path(report['resumes_from']).name}{_passed_over(report, found)}."))
+
+
+def _state(one: _Found) -> str:
+    if one.problems or one.label is None:
+        return "damaged"
+    count = len(one.label.files)
+    return f"whole, {count} file{'s' * (count != 1)}, {_human(_size(one.label))}"
 
 
 def _passed_over(report: dict[str, Any], found: Sequence[_Found]) -> str:

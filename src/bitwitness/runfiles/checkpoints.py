@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"step-([0-9]{8,})")
 _STAGING = ".staging-"
 _REMOVED = ".removed-"
+_REPLACED = ".replaced-"
+_HIDDEN = re.compile(r"\.replaced-(.+)-[0-9a-f]{8}")
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 
 
@@ -84,7 +86,7 @@ class Checkpoints:
         write_label(staging, label)
         with _named(final, "published"):
             _sync_tree(staging)
-            old = self._put_aside(final) if exists(final) else None
+            old = self._put_aside(final, _REPLACED) if exists(final) else None
             try:
                 staging.rename(final)
             except OSError:
@@ -102,8 +104,16 @@ class Checkpoints:
             _erase(staging)
 
     def discard_leftovers(self) -> None:
-        """Remove what writers that died have left half-done; call when nobody is writing."""
-        for pattern in (f"{_STAGING}*", f"{_REMOVED}*", f".*{TEMPORARY}"):
+        """Remove what writers that died have left half-done; call when nobody is writing.
+
+        A checkpoint that had made way for another, which did not come, gets its name back.
+        """
+        for path in self.path.glob(f"{_REPLACED}*"):
+            match = _HIDDEN.fullmatch(path.name)
+            if match and not exists(self.path / match[1]):
+                with _named(path, "given its name back"):
+                    path.rename(self.path / match[1])
+        for pattern in (f"{_STAGING}*", f"{_REMOVED}*", f"{_REPLACED}*", f".*{TEMPORARY}"):
             for path in self.path.glob(pattern):
                 _erase(path)
 
@@ -116,7 +126,7 @@ class Checkpoints:
         if path.parent.absolute() != self.path or checkpoint_step(path) is None:
             raise CheckpointError(f"{path} is no checkpoint in {self.path}: not removed")
         with _named(path, "removed"):
-            aside = self._put_aside(path)
+            aside = self._put_aside(path, _REMOVED)
             sync_folder(self.path)
         _erase(aside)
 
@@ -154,8 +164,8 @@ class Checkpoints:
             return False
         return True
 
-    def _put_aside(self, path: Path) -> Path:
-        return path.rename(self.path / f"{_REMOVED}{path.name}-{secrets.token_hex(4)}")
+    def _put_aside(self, path: Path, prefix: str) -> Path:
+        return path.rename(self.path / f"{prefix}{path.name}-{secrets.token_hex(4)}")
 
 
 def retained(steps: Sequence[int], newest: int, protected: Collection[int] = ()) -> set[int]:
