@@ -48,6 +48,7 @@ class Injector:
         self.struck = 0
         self._spent: set[Fault] = set()
         self._replays = 0
+        self._handles: list[Any] = []
 
     def begin_step(self, step: int) -> None:
         """The loop is about to train on this step's first micro-batch."""
@@ -78,16 +79,24 @@ class Injector:
         if not self.faults:
             return
         site: Any = module.site
-        module.register_forward_pre_hook(self._count_replays)
-        site.register_forward_hook(self._output("matmul", "random matmul"))
-        site.register_full_backward_hook(self._input_gradient)
+        self._handles = [
+            module.register_forward_pre_hook(self._count_replays),
+            site.register_forward_hook(self._output("matmul", "random matmul")),
+            site.register_full_backward_hook(self._input_gradient),
+            site.bias.register_hook(self._gradient),
+        ]
         if hasattr(module, "norm"):
             norm: Any = module.norm
-            norm.register_forward_hook(self._output("layer norm"))
-        site.bias.register_hook(self._gradient)
+            self._handles.append(norm.register_forward_hook(self._output("layer norm")))
         self._weight = site.weight
         for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._after_update)
+            self._handles.append(optimizer.register_step_post_hook(self._after_update))
+
+    def remove(self) -> None:
+        """Take the hooks off again: the device is healthy, or another one."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _count_replays(self, module: nn.Module, inputs: Any) -> None:
         if not self.training:

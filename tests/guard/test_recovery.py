@@ -1,0 +1,118 @@
+"""The strongest test: hit, caught, moved to another node, resumed in the midst of an epoch; the end is that of a run never hit.
+
+By default each kind of fault is tried on one node of the larger placements and on all of the smallest;
+`BITWITNESS_EXHAUSTIVE=1` tries all of them everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.guard.faults import Fault
+from tests.guard.harness import Launch, Scenario, launch
+from tests.guard.recovery import Course, never_hit, recovered
+
+pytestmark = pytest.mark.timeout(400)
+
+EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
+PLACEMENTS = {"3 x 1": (3, 1), "3 x 2": (3, 2), "4 x 2": (4, 2)}
+"""Nodes and ranks on each."""
+
+FAULTS = {"matmul": (4, True), "weight sign": (4, False), "gradient x 4": (7, True)}
+"""When it begins, and whether it stays. A weight is changed once, after the update."""
+
+VARIANTS = {
+    "no workers": Course(workers=0),
+    "two workers": Course(workers=2),
+    "accumulated": Course(accumulate=2),
+    "scaler": Course(scaler=True),
+    "second epoch": Course(steps=36, every=16),
+    "end of an epoch": Course(steps=33, every=15),
+}
+
+
+def _cases() -> list[tuple[str, str, int]]:
+    """Placement, fault and node: everything where it is cheap, elsewhere each fault and each node once."""
+    cases = []
+    for placement, (nodes, _) in PLACEMENTS.items():
+        for index, fault in enumerate(FAULTS):
+            places = (0, nodes // 2, nodes - 1)
+            cases += [
+                (placement, fault, node)
+                for position, node in enumerate(places)
+                if EXHAUSTIVE or placement == "3 x 1" or position == index
+            ]
+    return cases
+
+
+def _course(placement: str, fault: str, node: int) -> Course:
+    step, persistent = FAULTS[fault]
+    per_node = PLACEMENTS[placement][1]
+    return Course(per_node=per_node, fault=Fault(fault, node * per_node + per_node - 1, step, persistent))
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    done = {}
+    for placement, (nodes, per_node) in PLACEMENTS.items():
+        scenarios = [Scenario("never hit", never_hit, Course(per_node=per_node), per_node)]
+        scenarios += [
+            Scenario(f"{fault} on node {node}", recovered, _course(of, fault, node), per_node)
+            for of, fault, node in _cases()
+            if of == placement
+        ]
+        folder = tmp_path_factory.mktemp(placement.replace(" ", ""))
+        done[placement] = launch(scenarios, nodes * per_node, folder, deadline=350 if EXHAUSTIVE else 120)
+    return done
+
+
+@pytest.mark.parametrize(("placement", "fault", "node"), _cases())
+def test_recovered_is_never_hit(launches: dict[str, Launch], placement: str, fault: str, node: int) -> None:
+    course = _course(placement, fault, node)
+    assert course.fault is not None
+    hit, begin = course.fault.rank, course.fault.step
+    reference = launches[placement].seen("never hit")
+    for rank, seen in enumerate(launches[placement].seen(f"{fault} on node {node}")):
+        first, second = seen["hit"], seen["resumed"]
+        assert (first["struck"] > 0) == (rank == hit)
+        assert first["error"]["type"] == "CorruptionDetected"
+        assert first["error"]["step"] == begin
+        assert first["error"]["verdict"]["ranks"] == [hit]
+        assert second["error"] is None
+        assert second["from"] == begin // 3 * 3, "the newest checkpoint before the fault"
+        assert second["losses"] == reference[rank]["losses"][second["from"] :]
+        assert second["final"] == reference[rank]["final"]
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    scenarios = []
+    for name, course in VARIANTS.items():
+        scenarios.append(Scenario(f"{name}, never hit", never_hit, course))
+        scenarios.append(Scenario(name, recovered, replace(course, fault=_late(course))))
+    return launch(scenarios, 3, tmp_path_factory.mktemp("variants"), deadline=120)
+
+
+def _late(course: Course) -> Fault:
+    """In the second stretch after the last save."""
+    return Fault("matmul", 1, (course.steps - 1) // course.every * course.every + 1, persistent=True)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_however_the_job_is_made(variants: Launch, name: str) -> None:
+    course = VARIANTS[name]
+    reference = variants.seen(f"{name}, never hit")
+    for rank, seen in enumerate(variants.seen(name)):
+        assert seen["hit"]["error"]["verdict"]["ranks"] == [1]
+        assert seen["resumed"]["from"] == (course.steps - 1) // course.every * course.every
+        assert seen["resumed"]["losses"] == reference[rank]["losses"][-len(seen["resumed"]["losses"]) :]
+        assert seen["resumed"]["final"] == reference[rank]["final"]
+
+
+def test_the_reference_trains(launches: dict[str, Launch]) -> None:
+    for done in launches.values():
+        losses = [loss for seen in done.seen("never hit") for loss in seen["losses"]]
+        assert len(set(losses)) == len(losses)
