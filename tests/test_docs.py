@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ import pytest
 from tests.docs_help import ROOT, Block, blocks, documents, printed_help
 
 BLOCKS = [block for file in documents() for block in blocks(file)]
-EXAMPLES = [block for block in BLOCKS if block.info == "python"]
+SHOWN = {block.where for block, after in pairwise(BLOCKS) if (block.info, after.info) == ("python", "text")}
+"""These are run, and their output compared, in tests/cli/test_documentation.py."""
+
+EXAMPLES = [block for block in BLOCKS if block.info == "python" and block.where not in SHOWN]
 HELPS = [block for block in BLOCKS if block.help_command is not None]
 TEXTS = [*documents(), *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
 

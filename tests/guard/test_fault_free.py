@@ -1,7 +1,11 @@
-"""Thousands of guarded steps without a fault: no alarm, and not one bit other than in the plain loop."""
+"""A thousand guarded steps without a fault: no alarm, and not one bit other than in the plain loop.
+
+`BITWITNESS_EXHAUSTIVE=1` makes them two thousand.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -26,6 +30,9 @@ PLANS = {
     "transformer": replace(PLAIN, model=models.Transformer),
     "randomness": replace(PLAIN, loss=models.random_loss, own_generators=True),
 }
+SHARE = 1.0 if os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" else 0.4
+"""Of the steps of the long runs on three ranks."""
+
 STEPS = {
     3: {
         "fp32": 460,
@@ -42,6 +49,7 @@ STEPS = {
     4: {"fp32": 40, "fp16 and scaler": 20, "accumulated": 12, "views of buckets, accumulated": 12, "transformer": 12},
     6: {"fp32": 30, "bf16 autocast": 20, "fp16, scaler, accumulated": 10, "views of buckets": 14, "randomness": 10},
 }
+STEPS[3] = {name: max(50, round(SHARE * steps)) for name, steps in STEPS[3].items()}
 RUNS = [(ranks, name) for ranks, of_ranks in STEPS.items() for name in of_ranks]
 
 
@@ -81,6 +89,6 @@ def test_ends_bit_identical(launches: dict[int, Launch], ranks: int, name: str) 
     assert len(set(guarded[0]["losses"])) > STEPS[ranks][name] // 2, "nothing is trained, so nothing is compared"
 
 
-def test_two_thousand_steps_in_all(launches: dict[int, Launch]) -> None:
+def test_that_many_steps_in_all(launches: dict[int, Launch]) -> None:
     steps = sum(len(launches[ranks].seen(name)[0]["updated"]) for ranks, name in RUNS)
-    assert steps == sum(steps for of_ranks in STEPS.values() for steps in of_ranks.values()) >= 2000
+    assert steps == sum(steps for of_ranks in STEPS.values() for steps in of_ranks.values()) >= 1000 * (1 + (SHARE == 1.0))
