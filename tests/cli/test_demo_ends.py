@@ -18,7 +18,7 @@ WORLD = 3
 
 def processes_of(parent: int) -> list[int]:
     """The ranks that a process has started, wherever they hang now."""
-    mark = f"BITWITNESS_EXAMPLE_PARENT={parent}".encode()
+    mark = f"BITWITNESS_PARENT={parent}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         try:

@@ -22,6 +22,7 @@ COMMANDS = {
     "checkpoint": "bitwitness.cli.checkpoint",
     "demo": "bitwitness.cli.demo",
     "incident": "bitwitness.cli.incident",
+    "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",
 }
 """Each command, and the module that holds a click command of that name."""

@@ -8,7 +8,6 @@ nothing and should start at once.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -21,9 +20,8 @@ from types import TracebackType
 from typing import Self
 
 from bitwitness.errors import BitwitnessError
+from bitwitness.supervise.processes import PARENT
 
-_PR_SET_PDEATHSIG = 1
-_PARENT = "BITWITNESS_EXAMPLE_PARENT"
 LISTENER = "BITWITNESS_EXAMPLE_LISTENER"
 """Names the file descriptor, in rank 0, of the socket that already listens on MASTER_PORT."""
 
@@ -35,15 +33,6 @@ _GRACE = 5.0
 def node_name(index: int) -> str:
     """The name of the n-th node of this machine: node-a, node-b, ..."""
     return f"node-{chr(ord('a') + index)}"
-
-
-def die_with_parent() -> None:
-    """For a rank, first of all: be killed when the process that started it ends, however that ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent = os.environ.get(_PARENT)
-    if parent is not None and os.getppid() != int(parent):
-        os._exit(1)  # it ended before the kernel was asked
 
 
 class Ranks:
@@ -135,7 +124,7 @@ class Ranks:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(listener.getsockname()[1]),
             "BITWITNESS_NODE": node_name(node),
-            _PARENT: str(os.getpid()),
+            PARENT: str(os.getpid()),
         }
         handed_down = (listener.fileno(),) if rank == 0 else ()
         if rank == 0:

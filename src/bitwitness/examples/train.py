@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from bitwitness.examples.ranks import die_with_parent
+from bitwitness.supervise.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before torch, whose import takes seconds

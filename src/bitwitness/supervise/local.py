@@ -1,0 +1,129 @@
+"""All nodes of a job on this machine, each played by a process of its own, which dies with this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from bitwitness.runfiles.supervision import Member, Stop
+from bitwitness.supervise.decisions import ended
+from bitwitness.supervise.events import Show
+from bitwitness.supervise.identity import gpu_uuids
+from bitwitness.supervise.leader import Leader, wait_for_vacancy
+from bitwitness.supervise.processes import PARENT, kill
+from bitwitness.supervise.settings import Settings
+from bitwitness.supervise.wrapper import PLAY, Asked, Patience
+
+_GOODBYE = 20.0
+"""Seconds for the nodes to end what is left of them when the run has ended."""
+
+
+def node_of(index: int) -> str:
+    """The name of the n-th node that is played: node-0, node-1, ..."""
+    return f"node-{index}"
+
+
+class PlayedNodes:
+    """The launcher of a local run."""
+
+    def __init__(self, settings: Settings, everything_to_stderr: bool = False) -> None:
+        self._settings, self._to_stderr = settings, everything_to_stderr
+        self.expected, self.patience = settings.nodes + settings.spares, 1.0
+        self._session = ""
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        gpus, needed = gpu_uuids(), self.expected * settings.nproc_per_node
+        self._gpus = gpus if len(gpus) >= needed and "CUDA_VISIBLE_DEVICES" not in os.environ else ()
+
+    def start(self, session: str) -> None:
+        """Start all of them, to join a session."""
+        self._session = session
+        for index in range(self.expected):
+            self._start(index)
+
+    def names(self) -> Sequence[str | None]:
+        """The nodes that are no spares."""
+        return [node_of(index) for index in range(self._settings.nodes)]
+
+    def dead(self, member: Member) -> str:
+        """How the process of a wrapper has ended, or "" while it lives."""
+        process = self._processes.get(member.node)
+        if process is None or process.pid != member.pid:
+            return "its wrapper has ended"
+        code = process.poll()
+        return "" if code is None else f"its wrapper {ended(code)}"
+
+    def coming(self, node: str, pid: int) -> bool:
+        """Whether another process than this one is about to join as that node."""
+        process = self._processes.get(node)
+        return process is not None and process.pid != pid and process.poll() is None
+
+    def revive(self, node: str) -> None:
+        """Start it again if it has ended."""
+        process = self._processes.get(node)
+        if process is None or process.poll() is not None:
+            self._start(int(node.removeprefix("node-")))
+
+    def stop(self, patience: float) -> None:
+        """Wait for all to end; kill those that have not by then."""
+        deadline = time.monotonic() + patience
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                kill([process.pid])
+                process.wait()
+
+    def _start(self, index: int) -> None:
+        told = {
+            "settings": self._settings.to_json(),
+            "index": index,
+            "session": self._session,
+            "to_stderr": self._to_stderr,
+        }
+        environment = {
+            **os.environ,
+            PLAY: json.dumps(told),
+            PARENT: str(os.getpid()),
+            "BITWITNESS_NODE": node_of(index),
+            **self._visible(index),
+        }
+        self._processes[node_of(index)] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bitwitness.supervise.wrapper"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _visible(self, index: int) -> Mapping[str, str]:
+        """A share of the GPUs for each node, where there are enough for all."""
+        if not self._gpus:
+            return {}
+        first = index * self._settings.nproc_per_node
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus[first : first + self._settings.nproc_per_node])}
+
+
+def run_local(settings: Settings, show: Show, everything_to_stderr: bool = False) -> Stop:
+    """Run a job on nodes that are played by processes of this machine.
+
+    Raises:
+        BitwitnessError: it could not be started, or not be gone on with.
+    """
+    wait_for_vacancy(settings)
+    nodes, asked, patience = PlayedNodes(settings, everything_to_stderr), Asked(), Patience(settings.lost_after)
+    stop: Stop | None = None
+    with asked.listening():
+        try:
+            leader = Leader(settings, nodes, show)
+            leader.start()
+            nodes.start(leader.id)
+            while stop is None:
+                asked.tell(leader.stop)
+                stop = patience(leader.tick)
+                time.sleep(0 if stop is not None else settings.tick)
+            return stop
+        finally:
+            nodes.stop(_GOODBYE if stop is not None else 0.0)

@@ -1,0 +1,139 @@
+"""The process that stands for a node, on a cluster or played on one machine; on the first of a cluster it leads as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from bitwitness.errors import BitwitnessError, RunFilesError
+from bitwitness.runfiles.supervision import Stop
+from bitwitness.supervise.events import Event, Show
+from bitwitness.supervise.identity import Identity, identify
+from bitwitness.supervise.launch import echoes
+from bitwitness.supervise.leader import Leader, Scattered, wait_for_vacancy
+from bitwitness.supervise.member import NodeMember
+from bitwitness.supervise.processes import die_with_parent
+from bitwitness.supervise.settings import Settings
+
+PLAY = "BITWITNESS_PLAY"
+"""Holds, for a process that plays a node: the settings, its index, the session to join, and where output goes."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_Result = TypeVar("_Result")
+
+
+class Asked:
+    """The signals that this process got: the first asks for a stop, a second for an immediate one."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take note of signals for as long as this lasts."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def tell(self, stop: Callable[[str, bool], None]) -> None:
+        """Pass on what has come."""
+        if self.names:
+            stop(self.names[0], len(self.names) > 1)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.names.append(signal.Signals(number).name)
+
+
+class Patience:
+    """Shared storage has bad moments: an error of it counts only once it has lasted as long as a node may be silent."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def __call__(self, tick: Callable[[], _Result]) -> _Result | None:
+        """The result of a tick; None where the run directory failed, if it has not failed for long.
+
+        Raises:
+            RunFilesError: it has.
+        """
+        try:
+            result = tick()
+        except RunFilesError:
+            now = time.monotonic()
+            self._since = now if self._since is None else self._since
+            if now - self._since > self._seconds:
+                raise
+            return None
+        self._since = None
+        return result
+
+
+def run_node(settings: Settings, identity: Identity, show: Show, everything_to_stderr: bool = False) -> Stop:
+    """Be one node of a cluster until the run has ended; the first leads.
+
+    Raises:
+        BitwitnessError: it could not be started, or not be gone on with.
+    """
+    leader: Leader | None = None
+    if identity.index == 0:
+        wait_for_vacancy(settings)
+        leader = Leader(settings, Scattered(_expected(settings)), show)
+        leader.start()
+    member = NodeMember(settings, identity, echoes(everything_to_stderr), show, leader.id if leader is not None else "")
+    return _serve(member, leader, settings)
+
+
+def _expected(settings: Settings) -> int:
+    """How many wrappers will come, spares included: Slurm knows; elsewhere, at least those that train."""
+    text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    return max(settings.nodes, int(text) if text.isdecimal() else 0)
+
+
+def _serve(member: NodeMember, leader: Leader | None, settings: Settings) -> Stop:
+    asked, of_member, of_leader = Asked(), Patience(settings.lost_after), Patience(settings.lost_after)
+    with asked.listening():
+        try:
+            while True:
+                asked.tell(member.stop)
+                if leader is not None:
+                    asked.tell(leader.stop)
+                    of_leader(leader.tick)
+                stop = of_member(member.tick)
+                if stop is not None:
+                    return stop
+                time.sleep(settings.tick)
+        finally:
+            member.close()
+
+
+def play() -> None:
+    """Play a node, for the process that was started to do so."""
+    die_with_parent()
+    told = json.loads(os.environ.pop(PLAY))
+    settings = Settings.from_json(told["settings"])
+    identity = identify(told["index"], settings.nproc_per_node, os.environ, "127.0.0.1")
+
+    def quiet(event: Event) -> None:
+        """The leader, who is told all the same, speaks for all."""
+
+    member = NodeMember(settings, identity, echoes(told["to_stderr"]), quiet, told["session"])
+    try:
+        sys.exit(_serve(member, None, settings).exit_code)
+    except BitwitnessError as error:
+        sys.stderr.write(f"{identity.node}: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    play()
