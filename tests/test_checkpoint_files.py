@@ -530,13 +530,13 @@ def test_retention_at_irregular_steps(seed: int) -> None:
 
 def test_prune(store: Checkpoints, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1, 13):
-        save(store, 10 * number, {"shared.pt": b"x"}, passed={"replay": 10 * number - (1 if number == 6 else 5)})
+        save(store, 10 * number, {"shared.pt": b"x"}, passed={"replay": 10 * number - (1 if number == 7 else 5)})
     (store.path / "step-00000050" / "label.json").unlink()
     (store.path / "step-00000030" / "shared.pt").unlink()  # of the files it knows nothing: verifying is dear
     gone = store.prune(2)
     kept = [checkpoint_step(path) for path in store.list()]
-    # newest two; 50 cannot be read; 60 is audited to its end; of ages 1, 2-3, 4-7, 8-15 the oldest
-    assert kept == [120, 110, 90, 60, 50, 10]
+    # newest two; 50 cannot be read; 70 is audited to its end; of ages 1, 2-3, 4-7, 8-15 the oldest
+    assert kept == [120, 110, 90, 70, 60, 50, 10]
     assert sorted([*gone, *store.list()]) == sorted(store.path / checkpoint_name(10 * one) for one in range(1, 13))
     assert "step-00000050 has no label" in caplog.text
     assert store.prune(2) == []
