@@ -292,7 +292,11 @@ def test_a_kill_leaves_the_file_whole_and_the_lock_free(file: QuarantineFile) ->
         assert len(file.read().log) >= known
         file.strike("GPU-0", incident=f"after-{number}", node="n", persistence="transient")
         known = len(file.read().log)
+    left = file.path.parent / ".quarantine.json.1.ab.tmp"
+    left.write_text("half")
     RunFiles(file.path.parent).discard_staged()
+    assert left.exists(), "a guard is made while others edit: what they are writing is not its business"
+    file.deny_node("node-9", reason="x")
     assert {path.name for path in file.path.parent.glob(".*")} == {".quarantine.json.lock"}
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.runfiles.files import Reported, exists, read_json, utc_now, write_json
+from bitwitness.runfiles.files import TEMPORARY, Reported, exists, read_json, utc_now, write_json
 
 _PATIENCE = 60.0
 """Seconds that an edit waits for another one, which takes milliseconds."""
@@ -182,6 +182,8 @@ class QuarantineFile:
         with _THREADS, self._locked():
             quarantine = self.read()
             before = quarantine.to_json()
+            for leftover in self.path.parent.glob(f".{self.path.name}.*{TEMPORARY}"):
+                leftover.unlink(missing_ok=True)  # of a writer that died: whoever holds the lock is the only one
             yield quarantine
             if quarantine.to_json() != before:
                 write_json(self.path, quarantine.to_json())

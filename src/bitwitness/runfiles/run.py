@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _STAGING = ".staging-"
 _ACTIONS = "actions.jsonl"
+_QUARANTINE = "quarantine.json"
 _INCIDENT_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 
 
@@ -126,7 +127,7 @@ class RunFiles:
     @property
     def quarantine(self) -> QuarantineFile:
         """The devices and nodes that must not join."""
-        return QuarantineFile(self.path / "quarantine.json")
+        return QuarantineFile(self.path / _QUARANTINE)
 
     def note_action(self, incident_id: str, action: str, **fields: Any) -> None:
         """Note what was done about an incident, one line of `actions.jsonl` beside it, on the disk when this returns.
@@ -150,7 +151,10 @@ class RunFiles:
             shutil.rmtree(path, ignore_errors=True)
         for folder in (self.path, self.path / "journal", self.path / "incidents"):
             for path in folder.glob(f".*{TEMPORARY}"):
-                path.unlink(missing_ok=True)
+                if not path.name.startswith(
+                    f".{_QUARANTINE}."
+                ):  # it is written while guards are made, and tidies up itself
+                    path.unlink(missing_ok=True)
 
 
 def read_incident(path: str | os.PathLike[str]) -> Incident:
