@@ -1,7 +1,7 @@
 """The documentation is executed: examples run, help texts are what the commands print, links lead somewhere.
 
 A ```python block runs as it stands in an empty directory, in a process of its own; `python no-run` marks one that shows
-a fragment. A ```console block with `$ bitwitness ... --help` must equal the command's output (`make docs-help`).
+a fragment, `python supervised` a script for `bitwitness run`. A ```console block with `$ bitwitness ... --help` must equal the command's output (`make docs-help`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ EXAMPLES = [block for block in BLOCKS if block.info == "python" and block.where 
 HELPS = [block for block in BLOCKS if block.help_command is not None]
 TEXTS = [*documents(), *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
 
-KNOWN = {"python", "python no-run", "console", "bash", "toml", "json", "text", "yaml", "make", "mermaid"}
+KNOWN = {
+    "python",
+    "python no-run",
+    "python supervised",
+    "console",
+    "bash",
+    "toml",
+    "json",
+    "text",
+    "yaml",
+    "make",
+    "mermaid",
+}
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 

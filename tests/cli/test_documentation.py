@@ -17,16 +17,18 @@ from bitwitness.policy import Policy
 from tests.docs_help import ROOT, Block, blocks, documents
 
 
-def _with_output() -> list[tuple[Block, Block]]:
+def _with_output(info: str) -> list[tuple[Block, Block]]:
     """Each example that is followed by a block of text, which is then what it prints."""
     pairs = []
     for file in documents():
         of_file = list(blocks(file))
-        pairs += [(one, other) for one, other in pairwise(of_file) if (one.info, other.info) == ("python", "text")]
+        pairs += [(one, other) for one, other in pairwise(of_file) if (one.info, other.info) == (info, "text")]
     return pairs
 
 
-PAIRS = _with_output()
+PAIRS = _with_output("python")
+SUPERVISED = _with_output("python supervised")
+COMMAND = ("run", "--nodes", "3", "--spares", "1", "--run-dir", "run", "train.py")
 
 
 @pytest.mark.parametrize(("example", "output"), PAIRS, ids=[example.where for example, _ in PAIRS])
@@ -47,12 +49,34 @@ def test_an_example_prints_what_stands_below_it(example: Block, output: Block, t
     assert _without_ids(printed) == _without_ids(output.body)
 
 
+@pytest.mark.parametrize(("example", "output"), SUPERVISED, ids=[example.where for example, _ in SUPERVISED])
+def test_a_supervised_example_prints_what_stands_below_it(example: Block, output: Block, tmp_path: Path) -> None:
+    """Every line that is shown, in that order; between them there may be more, as the text says."""
+    assert f"`bitwitness {' '.join(COMMAND)}`" in example.file.read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(example.body, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BITWITNESS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "bitwitness", *COMMAND],
+        cwd=tmp_path,
+        env=environment | {"GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = iter(_without_ids(done.stderr).splitlines())
+    for line in _without_ids(output.body).splitlines():
+        assert any(line == other for other in printed), f"not printed, or out of order: {line}\n{done.stderr}"
+
+
 def _without_ids(text: str) -> str:
-    return re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{6}", "INCIDENT", text)
+    return re.sub(r"\b\d\d:\d\d:\d\dZ", "TIME", re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{6}", "INCIDENT", text))
 
 
 def test_there_are_such_examples() -> None:
-    assert {example.file.name for example, _ in PAIRS} >= {"README.md", "getting-started.md", "policy.md"}
+    assert {example.file.name for example, _ in SUPERVISED} >= {"README.md"}
+    assert {example.file.name for example, _ in PAIRS} >= {"getting-started.md", "policy.md"}
 
 
 def test_the_table_of_settings_is_the_policy() -> None:

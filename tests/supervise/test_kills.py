@@ -1,0 +1,159 @@
+"""`kill -9` at random instants, of a worker, an agent or a wrapper, between saves and in the midst of one.
+
+Whatever was killed, the same command then goes on; the end is bit for bit that of a job that was left alone; no file is
+half-written and no process stays behind. Two instants by default; `BITWITNESS_EXHAUSTIVE=1` takes forty.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bitwitness.runfiles import RunFiles, read_label
+from bitwitness.runfiles.label import verify_files
+
+INSTANTS = 40 if os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" else 2
+VICTIMS = ("worker", "agent", "wrapper", "everything")
+MARK = "BITWITNESS_TEST_KILLS"
+NODES = 3
+
+pytestmark = pytest.mark.timeout(60 + 60 * INSTANTS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One job: where it runs, and the mark by which its processes are known."""
+
+    folder: Path
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        job = [str(Path(__file__).with_name("real_job.py")), str(self.run_dir), str(self.folder), "0.05"]
+        options = ["--local", "--nodes", str(NODES), "--run-dir", str(self.run_dir), "--max-restarts", "2"]
+        environment = os.environ | {MARK: str(self.folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        with (self.folder / "output.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "bitwitness", "run", *options, *job],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def processes(self) -> dict[int, str]:
+        """The processes of this job that live, each with its command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                pid = int(entry.name)
+                if f"{MARK}={self.folder}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state not in "ZX":
+                        found[pid] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def kinds(self) -> dict[str, list[int]]:
+        """Those that can be killed, by what they are."""
+        processes = self.processes()
+        return {
+            "worker": [pid for pid, command in processes.items() if "supervise.worker" in command],
+            "agent": [pid for pid, command in processes.items() if "supervise.agent" in command],
+            "wrapper": [
+                pid for pid, command in processes.items() if "supervise" in command or "bitwitness run" in command
+            ],
+            "everything": list(processes),
+        }
+
+    def digests(self) -> list[str]:
+        return [(self.folder / f"rank-{rank}").read_text() for rank in range(NODES)]
+
+    def output(self) -> str:
+        return (self.folder / "output.log").read_text(errors="replace")[-6000:]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for pid in made.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _gone(place: Place, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while place.processes():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _run_to_the_end(place: Place, attempts: int = 3) -> None:
+    for _ in range(attempts):
+        process = place.start()
+        try:
+            code = process.wait(120)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the job hangs:\n{place.output()}")
+        assert _gone(place), f"left behind: {place.processes()}\n{place.output()}"
+        if code == 0:
+            return
+    pytest.fail(f"it did not end well in {attempts} attempts (exit code {code}):\n{place.output()}")
+
+
+def _whole(place: Place) -> None:
+    """Every visible file of the run is whole."""
+    files = RunFiles(place.run_dir)
+    for path in files.checkpoints.list():
+        assert not verify_files(path, read_label(path))
+    assert not files.incidents(), "a kill was taken for corruption"
+    for rank in range(NODES):
+        list(files.read_journal(rank))
+
+
+def test_killed_at_random_instants(tmp_path: Path, seed: int) -> None:
+    reference = Place(tmp_path / "reference")
+    reference.folder.mkdir()
+    began = time.monotonic()
+    _run_to_the_end(reference, attempts=1)
+    length = time.monotonic() - began
+    draw = random.Random(seed)
+    for number in range(INSTANTS):
+        place = Place(tmp_path / f"instant-{number}")
+        place.folder.mkdir()
+        victim = draw.choice(VICTIMS) if INSTANTS > 2 else VICTIMS[-1 - 3 * number % 4]
+        # Later instants are likelier to meet the training than the imports before it.
+        instant = length * draw.uniform(0.1, 1.0) ** 0.5
+        process = place.start()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(instant)
+        pids = place.kinds()[victim]
+        chosen = pids if victim == "everything" else [draw.choice(pids)] if pids else []
+        for pid in chosen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        said = f"instant {number}: {victim} {chosen} after {instant:.2f} s (seed {seed})"
+        try:
+            code = process.wait(120)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{said}: the job hangs\n{place.output()}")
+        assert _gone(place), f"{said}: left behind {place.processes()}"
+        if code != 0:
+            _run_to_the_end(place)
+        assert place.digests() == reference.digests(), f"{said}\n{place.output()}"
+        _whole(place)
