@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from rich.console import Console
 from rich.text import Text
 
@@ -37,10 +39,11 @@ def printer(screen: Console) -> Show:
     def show(event: Event) -> None:
         if event.kind == "ended":
             return  # said at the end, by `conclude`
-        line = Text.assemble((f"{event.time[11:19]}Z ", "dim"), styled(event.text, _STYLES.get(event.kind, "")))
-        screen.print(line, soft_wrap=True)
-        for detail in event.details:
-            screen.print(styled(f"          {detail}"), soft_wrap=True)
+        with suppress(OSError):  # a reader such as `head` that has had enough ends no job
+            line = Text.assemble((f"{event.time[11:19]}Z ", "dim"), styled(event.text, _STYLES.get(event.kind, "")))
+            screen.print(line, soft_wrap=True)
+            for detail in event.details:
+                screen.print(styled(f"          {detail}"), soft_wrap=True)
 
     return show
 

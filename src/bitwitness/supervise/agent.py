@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ REPORT = "BITWITNESS_AGENT_REPORT"
 def main() -> None:
     """Run torchrun in this process."""
     die_with_parent()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # meant for the workers, where a scheduler sends it to everybody
     os.environ[PARENT] = str(os.getpid())  # the workers', from here on
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

@@ -68,6 +68,8 @@ class Failure:
 
     def headline(self) -> str:
         """One line: who, how."""
+        if self.verdict:
+            return f"corruption was found: {Verdict.from_json(self.verdict).headline()}"
         who = f"rank {self.rank} on {self.node} {ended(self.exit_code)}"
         said = self.text.strip().partition("\n")[0]
         return f"{who}: {self.type}: {said}" if self.type and self.type != "SystemExit" else who
@@ -206,17 +208,15 @@ def judge(seen: Evidence) -> Outcome:
     if killed and (first is None or first.is_lost or first.exit_code is None):
         node, code = next(iter(killed.items()))
         return Outcome("failed", f"torchrun's agent on {node} {ended(code)}", exit_code_of(code), nodes=(node,))
-    if first is not None:
+    if first is not None and (first.exit_code != 0 or first.type):
         return _failed(seen, first)
     if seen.agents:
         node, code = next(iter(seen.agents.items()))
         text = f"torchrun's agent on {node} {ended(code)} before any worker had started"
         return Outcome("failed", text, exit_code_of(code), nodes=(node,))
-    missing = [rank for rank in range(seen.world_size) if seen.marks.get(rank) != "finished"]
-    text = (
-        f"all processes ended with exit code 0, but rank{'s' * (len(missing) > 1)} {listed(missing)} left no mark that "
-        "the script had come to its end: did it leave by os._exit?"
-    )
+    missing = [one.rank for one in seen.failures if one.exit_code == 0 and not one.type]
+    missing = missing or [rank for rank in range(seen.world_size) if rank not in seen.marks]
+    text = f"{_ranks(missing)} ended with exit code 0 without a mark that the script had come to its end: did it leave by os._exit?"
     return Outcome("unfinished", text, 1)
 
 

@@ -192,7 +192,9 @@ class AgentRun:
         for slot, code in report.items():
             if slot not in down and (slot not in self._workers or not self._how) and code not in (-15, -9):
                 down[slot] = len(down)
-        return tuple(self._failure(slot, order, report.get(slot)) for slot, order in sorted(down.items()))
+        # A report names who failed: a worker that is gone and not in it has ended with 0, and without a mark.
+        others = 0 if report or self.code == 0 else None
+        return tuple(self._failure(slot, order, report.get(slot, others)) for slot, order in sorted(down.items()))
 
     def port_taken(self) -> bool:
         """Whether the agent could not listen, as it says itself."""

@@ -26,6 +26,7 @@ from bitwitness.supervise.decisions import (
     Evidence,
     Failure,
     Hang,
+    Hit,
     Outcome,
     Past,
     Status,
@@ -68,8 +69,8 @@ class Launcher(Protocol):
     def coming(self, node: str, pid: int) -> bool:
         """Whether a wrapper of that name, other than the process `pid`, is on its way."""
 
-    def revive(self, node: str) -> None:
-        """Start a wrapper again, where that is possible."""
+    def revive(self, node: str) -> bool:
+        """Start a wrapper again, where that is possible; whether one may still come."""
 
 
 class Scattered:
@@ -90,8 +91,9 @@ class Scattered:
         """Never known."""
         return False
 
-    def revive(self, node: str) -> None:
-        """The cluster's business."""
+    def revive(self, node: str) -> bool:
+        """The cluster's business, which may well do it."""
+        return True
 
 
 @dataclass
@@ -136,6 +138,7 @@ class Leader:
         self._hang: Hang | None = None
         self._stopping, self._kill = "", False
         self._outcome: Outcome | None = None
+        self._hits: tuple[Hit, ...] = ()
         self._recoveries: list[dict[str, Any]] = []
         self._stop: Stop | None = None
 
@@ -250,11 +253,8 @@ class Leader:
             self._launch(found.nodes)
             return
         gone = [node for node in wanted if node is not None and self._status(node) == "gone"]
-        if found.short:
-            for node in gone:
-                if self._lost(node) and node not in self._excluded:
-                    self._launcher.revive(node)
-        self._wait(found.short, found.pending, any(self._lost(node) and node not in self._excluded for node in gone))
+        lost = [node for node in gone if self._lost(node) and node not in self._excluded] if found.short else []
+        self._wait(found.short, found.pending, any([self._launcher.revive(node) for node in lost]))
 
     def _wanted(self) -> list[str | None]:
         if self._places:
@@ -288,12 +288,17 @@ class Leader:
         if not given_up and not late:
             return
         waited = f" (waited {self._settings.join_timeout:.0f} s, --join-timeout)" if late else ""
-        started_any = "" if self._session.generation else "; nothing was started"
-        self._conclude(self._next.exit_code, self._kind("short"), f"too few nodes: {text}{waited}{started_any}")
+        text = f"too few nodes: {text}{waited}"
+        if self._outcome is None:
+            self._conclude(REFUSED, self._kind("short"), f"{text}; nothing was started")
+        else:
+            self._conclude(self._next.exit_code, self._kind(self._outcome.kind), f"{self._outcome.headline}; {text}")
 
     def _account(self) -> str:
         """Which nodes there are, and why some do not count."""
-        words = []
+        words = [
+            f"{node} has not joined" for node in self._launcher.names() if node is not None and node not in self._seen
+        ]
         for node, seen in sorted(self._seen.items(), key=lambda item: item[1].member.index):
             lost = self._lost(node)
             if lost:
@@ -319,6 +324,7 @@ class Leader:
             number, tuple(nodes), first.address, first.port, suspicion=self._suspicion, reason=self._next.reason
         )
         self._files.write_generation(self.id, generation)
+        self._note("restarted", self._next.reason, nodes)
         self._session = replace(self._session, generation=number)
         self._enter("run")
         words = [f"generation {number} on {', '.join(nodes)}", *moved]
@@ -356,9 +362,10 @@ class Leader:
 
     def _trouble(self) -> tuple[str, str, bool] | None:
         """Why the generation cannot go on, if so: kind, reason, and whether more may become known by waiting."""
-        for node in self._places:
+        size = self._settings.nproc_per_node
+        for place, node in enumerate(self._places):
             lost = self._lost(node or "")
-            if lost:
+            if lost and any(rank not in self._marks for rank in range(place * size, (place + 1) * size)):
                 return "lost", f"{node} is lost: {lost}", False
         mine = [one for one in self._members() if one.generation == self._session.generation]
         failures = self._failures(mine)
@@ -430,11 +437,10 @@ class Leader:
             )
             return
         action = decide(outcome, self._past, blamed, self._settings, self._stopping)
-        self._note(outcome, action)
+        self._hits = outcome.hits
         if action.kind == "stop":
-            self._conclude(
-                action.exit_code, outcome.kind if not self._stopping else self._kind(outcome.kind), action.reason
-            )
+            reason = action.reason if action.reason == outcome.headline else f"{outcome.headline}; {action.reason}"
+            self._conclude(action.exit_code, self._kind(outcome.kind), reason)
             return
         self.events("restart", f"restarting: {action.reason}", reason=action.reason, exclude=list(action.exclude))
         self._next, self._past = action, action.past
@@ -468,16 +474,16 @@ class Leader:
         if blamed.remark:
             self.events("remark", blamed.remark)
 
-    def _note(self, outcome: Outcome, action: Action) -> None:
-        """Beside each incident, in the summary: what follows from it."""
-        what = "restarted" if action.kind == "restart" else "stopped"
-        findings.note(self._run_files, outcome.hits, what, reason=action.reason, supervision=self.id)
-        for hit in outcome.hits if action.kind == "restart" else ():
+    def _note(self, what: str, reason: str, nodes: Sequence[str] = ()) -> None:
+        """Beside the incidents that are being dealt with, and in the summary: what came of them."""
+        findings.note(self._run_files, self._hits, what, reason=reason, supervision=self.id, nodes=list(nodes))
+        for hit in self._hits if nodes else ():
             named = [{"rank": one.rank, "node": one.node, "device": one.device} for one in hit.named]
-            excluded = list(action.exclude)
+            excluded, status = list(self._next.exclude), hit.verdict.status
             self._recoveries.append(
-                {"incident": hit.id, "status": hit.verdict.status, "named": named, "excluded": excluded}
+                {"incident": hit.id, "status": status, "named": named, "excluded": excluded, "nodes": list(nodes)}
             )
+        self._hits = ()
 
     def _settle_old(self) -> None:
         """What an earlier supervisor knew of a bad device and could not write any more."""
@@ -497,9 +503,10 @@ class Leader:
         self._news_at = self._waiting_told = self._phase_since
 
     def _kind(self, kind: str) -> str:
-        return "stopped" if self._stopping else kind
+        return "stopped" if self._stopping and kind not in ("finished", "corruption") else kind
 
     def _conclude(self, exit_code: int, outcome: str, reason: str) -> None:
+        self._note("stopped", reason)
         seconds = round(self._clock() - self._began, 1)
         summary: Mapping[str, Any] = {
             "exit_code": exit_code,

@@ -14,10 +14,11 @@ from bitwitness.supervise.decisions import ended
 from bitwitness.supervise.events import Show
 from bitwitness.supervise.identity import gpu_uuids
 from bitwitness.supervise.leader import Leader, wait_for_vacancy
-from bitwitness.supervise.processes import PARENT, kill
+from bitwitness.supervise.processes import PARENT, kill, sweep
 from bitwitness.supervise.settings import Settings
 from bitwitness.supervise.wrapper import PLAY, Asked, Patience
 
+_REVIVALS = 10
 _GOODBYE = 20.0
 """Seconds for the nodes to end what is left of them when the run has ended."""
 
@@ -32,17 +33,23 @@ class PlayedNodes:
 
     def __init__(self, settings: Settings, everything_to_stderr: bool = False) -> None:
         self._settings, self._to_stderr = settings, everything_to_stderr
-        self.expected, self.patience = settings.nodes + settings.spares, 1.0
+        self.patience = 1.0
         self._session = ""
+        self._revived: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        gpus, needed = gpu_uuids(), self.expected * settings.nproc_per_node
+        gpus, needed = gpu_uuids(), (settings.nodes + settings.spares) * settings.nproc_per_node
         self._gpus = gpus if len(gpus) >= needed and "CUDA_VISIBLE_DEVICES" not in os.environ else ()
 
     def start(self, session: str) -> None:
         """Start all of them, to join a session."""
         self._session = session
-        for index in range(self.expected):
+        for index in range(self._settings.nodes + self._settings.spares):
             self._start(index)
+
+    @property
+    def expected(self) -> int:
+        """How many can still answer: those that live."""
+        return sum(process.poll() is None for process in self._processes.values())
 
     def names(self) -> Sequence[str | None]:
         """The nodes that are no spares."""
@@ -61,11 +68,16 @@ class PlayedNodes:
         process = self._processes.get(node)
         return process is not None and process.pid != pid and process.poll() is None
 
-    def revive(self, node: str) -> None:
-        """Start it again if it has ended."""
+    def revive(self, node: str) -> bool:
+        """Start it again if it has ended, but not for ever; whether it lives then."""
         process = self._processes.get(node)
-        if process is None or process.poll() is not None:
-            self._start(int(node.removeprefix("node-")))
+        if process is not None and process.poll() is None:
+            return True
+        self._revived[node] = self._revived.get(node, 0) + 1
+        if self._revived[node] > _REVIVALS:
+            return False
+        self._start(int(node.removeprefix("node-")))
+        return True
 
     def stop(self, patience: float) -> None:
         """Wait for all to end; kill those that have not by then."""
@@ -76,6 +88,7 @@ class PlayedNodes:
             except subprocess.TimeoutExpired:
                 kill([process.pid])
                 process.wait()
+        sweep(self._session)  # what a node that was killed has left, e.g. the workers of a data loader
 
     def _start(self, index: int) -> None:
         told = {

@@ -25,6 +25,7 @@ from bitwitness.supervise.processes import PARENT, die_with_parent
 def main() -> NoReturn:
     """Start the workers of a node, wait for them, end as torchrun would."""
     die_with_parent()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.environ[PARENT] = str(os.getpid())
     options = _parse()
     with contextlib.ExitStack() as stack:

@@ -46,7 +46,7 @@ def started(pid: int) -> int | None:
 
 
 def holding(marker: str, variable: str = MARKER) -> Iterator[int]:
-    """The processes that have this value of the variable in their environment, but for this one."""
+    """The processes in whose environment the variable has this value or one that goes on with a colon; not this one."""
     wanted = f"{variable}={marker}".encode()
     for path in _PROC.iterdir():
         if not path.name.isdecimal() or int(path.name) == os.getpid():
@@ -55,7 +55,11 @@ def holding(marker: str, variable: str = MARKER) -> Iterator[int]:
             environment = (path / "environ").read_bytes()
         except OSError:
             continue  # gone, or somebody else's
-        if wanted in environment.split(b"\0") and started(int(path.name)) is not None:
+        values = (entry for entry in environment.split(b"\0") if entry.startswith(wanted))
+        if (
+            any(entry == wanted or entry[len(wanted) :].startswith(b":") for entry in values)
+            and started(int(path.name)) is not None
+        ):
             yield int(path.name)
 
 

@@ -25,7 +25,7 @@ from bitwitness.supervise.settings import Settings
 PLAY = "BITWITNESS_PLAY"
 """Holds, for a process that plays a node: the settings, its index, the session to join, and where output goes."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _Result = TypeVar("_Result")
 
 
@@ -38,7 +38,9 @@ class Asked:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take note of signals for as long as this lasts."""
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        # What whoever started this one has ignored, as nohup does with SIGHUP, stays ignored.
+        heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield
         finally:
@@ -51,7 +53,8 @@ class Asked:
             stop(self.names[0], len(self.names) > 1)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.names.append(signal.Signals(number).name)
+        # Slurm's early warning is often SIGUSR1, and asks for the same.
+        self.names.append("SIGTERM" if number == signal.SIGUSR1 else signal.Signals(number).name)
 
 
 class Patience:
