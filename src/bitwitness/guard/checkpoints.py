@@ -26,11 +26,11 @@ from bitwitness.guard import snapshot
 from bitwitness.guard.job import Job
 from bitwitness.runfiles import RunFiles, utc_now
 from bitwitness.runfiles.label import (
-    LABEL,
     FileDigest,
     Label,
     digest_file,
     distrust,
+    files_of,
     read_label,
     verify_files,
     write_label,
@@ -191,7 +191,7 @@ class Keeper:
         return Path(done[0])
 
     def _foreign_names(self, path: Path) -> list[str]:
-        return _files_of(path) if self.job.rank == 0 else []
+        return files_of(path) if self.job.rank == 0 and path.exists() else []
 
     def _read_foreign(self, staged: Staged, names: Sequence[str], files: Mapping[str, FileDigest]) -> None:
         for writer in self._read_by(self.job.rank):
@@ -374,14 +374,6 @@ class Staged:
             CheckpointError: on every rank; a file reads differently on another node, or holds other weights. No label.
         """
         return self._keeper.label_foreign(self)
-
-
-def _files_of(path: Path) -> list[str]:
-    """What a foreign checkpoint consists of, by path relative to it: all but labels and what is hidden."""
-    if not path.is_dir():
-        return [path.name] if path.exists() else []
-    inside = [file.relative_to(path) for file in path.rglob("*") if file.is_file() and file.name != LABEL]
-    return sorted(one.as_posix() for one in inside if not any(part.startswith(".") for part in one.parts))
 
 
 def _member(path: Path, name: str) -> Path:

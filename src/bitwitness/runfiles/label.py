@@ -276,12 +276,19 @@ def digest_files(path: str | os.PathLike[str]) -> dict[str, FileDigest]:
         CheckpointError: one cannot be read, or leads nowhere; names it.
     """
     path = Path(path)
-    if not path.is_dir():
-        return {path.name: digest_file(path)}
-    return {file.relative_to(path).as_posix(): digest_file(file) for file in _files_of(path)}
+    return {name: digest_file(path / name if path.is_dir() else path) for name in files_of(path)}
 
 
-def _files_of(folder: Path) -> Iterator[Path]:
+def files_of(path: Path) -> list[str]:
+    """The files that `digest_files` digests, by path relative to the checkpoint; of a file, its name.
+
+    Raises:
+        CheckpointError: a folder cannot be read; names it.
+    """
+    return [file.relative_to(path).as_posix() for file in _inside(path)] if path.is_dir() else [path.name]
+
+
+def _inside(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
