@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,17 @@ class Keeper:
 
     def _foreign_names(self, path: Path) -> list[str]:
         return files_of(path) if self.job.rank == 0 and path.exists() else []
+
+    def abandon(self, staged: Staged, error: Exception) -> None:
+        """Tell the others, who are about to label it, that the writer failed here."""
+
+        def fail() -> None:
+            raise CheckpointError(
+                f"{staged.path}: the writer raised {type(error).__name__}: {error}. It was not labelled"
+            )
+
+        with suppress(CheckpointError):
+            self._patiently("checkpoint: list", fail)
 
     def _read_foreign(self, staged: Staged, names: Sequence[str], files: Mapping[str, FileDigest]) -> None:
         for writer in self._read_by(self.job.rank):
@@ -374,6 +386,10 @@ class Staged:
             CheckpointError: on every rank; a file reads differently on another node, or holds other weights. No label.
         """
         return self._keeper.label_foreign(self)
+
+    def abandon(self, error: Exception) -> None:
+        """Say on this rank, in place of `label`, that the writer failed; the others raise CheckpointError."""
+        self._keeper.abandon(self, error)
 
 
 def _member(path: Path, name: str) -> Path:

@@ -308,7 +308,6 @@ class Guard:
         if self._step_index or self._step.micros:
             raise ConfigurationError("resume() after a step: call it once, before the loop")
         resumed = self._keeper.resume()
-        self._known_incidents = self.job.channel.gather("incidents", self._incident_ids)[0]
         if resumed is None:
             return 0
         label = resumed.label
@@ -322,7 +321,9 @@ class Guard:
         refused = [list(one) for one in resumed.refused]
         self._ledger.event("resume", {"step": label.step, "checkpoint": str(resumed.path), "refused": refused})
         if self.job.rank == 0:
-            logger.info("resumed at step %d from %s, saved %s", label.step, resumed.path, label.saved)
+            # Whoever supervises waits for this line.
+            level = logging.WARNING if label.supervision or refused else logging.INFO
+            logger.log(level, "resumed at step %d from %s, saved %s", label.step, resumed.path, label.saved)
         return label.step
 
     def save_checkpoint(self) -> Path:
@@ -358,7 +359,11 @@ class Guard:
             CheckpointError: what was written is not what was meant, or reads differently elsewhere; there is no label.
         """
         staged = self.stage_checkpoint(path, read_back)
-        yield staged
+        try:
+            yield staged
+        except Exception as error:
+            staged.abandon(error)
+            raise
         staged.label()
 
     @property
@@ -387,9 +392,6 @@ class Guard:
             tuple(sorted(self._compared)),
             start.supervision_id(),
         )
-
-    def _incident_ids(self) -> tuple[str, ...]:
-        return tuple(path.name for path in self._files.incidents()) if self.job.rank == 0 else ()
 
     def _warm_up(self, batch: Any) -> None:
         """See `loop.warm_up`."""
@@ -572,13 +574,15 @@ class Guard:
     def _start_files(self) -> None:
         job = self.job
 
-        def write() -> None:
+        def write() -> tuple[str, ...]:
             if job.rank == 0:
                 self._files.discard_staged()
                 self._files.write_run(start.description(job, self.limits))
             self._ledger = Ledger(self._files.journal(job.rank))
+            return tuple(path.name for path in self._files.incidents()) if job.rank == 0 else ()
 
-        job.channel.gather("run files", write)
+        # What was found before this start is dealt with: either it starts anew, or resume() keeps clear of it.
+        self._known_incidents = job.channel.gather("run files", write)[0]
         about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank), **start.supervision()}
         self._ledger.event("start", about)
         if job.rank == 0:
