@@ -210,14 +210,22 @@ class Keeper:
             for name in names[writer :: self.job.topology.world_size]:
                 self._same_file(_member(staged.path, name), files[name], writer)
         if staged.read_back is not None and self.job.rank == self._reader_of(0):
-            tensors = {f"model/{name}": one for name, one in staged.read_back(staged.path).items()}
-            found = snapshot.fingerprints(tensors, self.job.seed)
+            found = self._stored(staged.path, staged.read_back)
             wrong = sorted(name for name in found if found[name] != staged.tensors.get(name))
             if wrong or not found:
                 raise CheckpointError(
                     f"{staged.path}, read back on {self._place(self.job.rank)}, does not hold the weights that were staged at step "
                     f"{staged.standing.step}: {', '.join(wrong[:3]) or 'it holds no tensors'}. It was not labelled"
                 )
+
+    def _stored(self, path: Path, read_back: ReadBack) -> dict[str, str]:
+        try:
+            tensors = {f"model/{name}": one for name, one in read_back(path).items()}
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} could not be read back by read_back=: {type(error).__name__}: {error}. It was not labelled"
+            ) from error
+        return snapshot.fingerprints(tensors, self.job.seed)
 
     def _write_label(self, path: Path, label: Label) -> str:
         return str(write_label(path, label)) if self.job.rank == 0 else ""
@@ -235,8 +243,8 @@ class Keeper:
         refused: list[tuple[str, str]] = []
         for path, reason in plan:
             problem = reason or self._try(Path(path))
-            if not problem:
-                return Resumed(Path(path), read_label(Path(path)), tuple(refused))
+            if isinstance(problem, Label):
+                return Resumed(Path(path), problem, tuple(refused))
             refused.append((Path(path).name, problem))
             if self.job.rank == 0:
                 logger.warning("checkpoint %s is refused: %s", path, problem)
@@ -266,8 +274,8 @@ class Keeper:
             plan.append((str(path), reason))
         return plan
 
-    def _try(self, path: Path) -> str:
-        """Verify this checkpoint on every rank and, if all find it whole, restore it; else why not."""
+    def _try(self, path: Path) -> Label | str:
+        """Verify this checkpoint on every rank and, if all find it whole, restore it: its label; else why not."""
         found: list[tuple[dict[str, Any], dict[str, Any], Label]] = []
 
         def verify() -> str:
@@ -282,7 +290,9 @@ class Keeper:
                 problems = verify_files(path, label, names)
                 if problems:
                     return "; ".join(problems)
-                found.append((*self._load(path, label), label))
+                shared, own = self._load(path, label)
+                snapshot.check_fits(self.job, self.stateful, shared, own)
+                found.append((shared, own, label))
             except RunFilesError as error:
                 return str(error)
             return ""
@@ -292,7 +302,7 @@ class Keeper:
             if problem:
                 return f"{problem} [seen by {self._place(rank)}]"
         self._patiently("resume: restore", lambda: self._restore(path, *found[0]))
-        return ""
+        return found[0][2]
 
     def _load(self, path: Path, label: Label) -> tuple[dict[str, Any], dict[str, Any]]:
         shared = snapshot.read(path / snapshot.SHARED, mapped=True)
@@ -304,7 +314,6 @@ class Keeper:
         return shared, own
 
     def _restore(self, path: Path, shared: Mapping[str, Any], own: Mapping[str, Any], label: Label) -> None:
-        snapshot.check_fits(self.job, self.stateful, shared, own)
         snapshot.restore(self.job, self.stateful, shared, own)
         live = snapshot.fingerprints(snapshot.shared_state(self.job), label.seed)
         wrong = sorted(

@@ -112,6 +112,7 @@ class Guard:
         self._last_seen = False
         self._skips = 0
         self._known_incidents: tuple[str, ...] = ()
+        self._failed: dict[str, str] = {}  # in shadow mode, where the weights take what is wrong
         self._warm_up_due = False
         self._should_stop = False
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -376,19 +377,15 @@ class Guard:
         self._check_usable()
         if self._step.micros or self._updated:
             raise ConfigurationError("a checkpoint in the midst of a step: save between two steps, after step()")
-        failed: dict[str, str] = {}
         for check in self.checks:
             if isinstance(check, Replicas):
                 outcome = check.look(self._step_index - 1)
                 self._conclude([outcome], before_update=False, step=self._step_index - 1)
-                if outcome.outcome == "failed":  # in shadow mode it goes on, and the label says so
-                    failed["replicas"] = "the replicas had parted"
-        known = self._known_incidents
         return Standing(
             self._step_index,
             dict(self._last_passed),
-            failed,
-            known,
+            dict(self._failed),
+            self._known_incidents,
             tuple(sorted(self._compared)),
             start.supervision_id(),
         )
@@ -396,11 +393,6 @@ class Guard:
     def _warm_up(self, batch: Any) -> None:
         """See `loop.warm_up`."""
         self._warm_up_due = False
-        if self.job.ddp is None:
-            return
-        if self._loss_fn is None:
-            logger.warning("resumed without loss_fn: the first step may round its sums differently than it would have")
-            return
         self.job.channel.beat(self._step_index, "warm-up")
         try:
             warm_up(self.job, self._loss_fn, self._training_model, batch)
@@ -494,7 +486,7 @@ class Guard:
             chosen, note = reaction.choose(self.job, self._step, verdict, path, before_update, self._skips)
             problem = ". ".join(part for part in (problem, note) if part)
             if chosen != "raise":
-                return self._go_on(chosen, path)
+                return self._go_on(chosen, verdict, path)
         elif self.policy.on_detection == "record":
             raise lost
         if before_update:
@@ -502,36 +494,43 @@ class Guard:
             self._end_step()
         raise CorruptionDetected(verdict, path, problem) from lost
 
-    def _go_on(self, chosen: Reaction, path: Path | None) -> bool:
+    def _go_on(self, chosen: Reaction, verdict: Verdict, path: Path | None) -> bool:
         """Do what the policy says instead of raising. Whether this step's update is to be made."""
+        if chosen == "record":
+            self._failed[str(verdict.check)] = f"step {verdict.step}: {verdict.headline()}"
+            return True
         if path is not None:
             self._known_incidents = (*self._known_incidents, path.name)
-        if chosen == "record":
-            return True
+        first, known = self._step, (self._known_incidents, dict(self._failed))
+        clear_gradients(self.job)
+        restore_buffers(self.job.module, first.micros[0].buffers)
         if chosen == "skip":
             self._skips += 1
-            clear_gradients(self.job)
-            self._note_action(path, "skipped", step=self._step.index)
+            self._note_action(path, "skipped", step=first.index)
             return False
-        self._rerun()
-        made = self._run_checks(lambda check: check.before_update(self._step), before_update=True)
-        self._note_action(path, "retried", step=self._step.index, outcome="right")
-        return made
+        outcome = "unknown"
+        try:
+            self._rerun(first)
+            made = self._run_checks(lambda check: check.before_update(self._step), before_update=True)
+            outcome = "right" if (self._known_incidents, self._failed) == known else "wrong again"
+            return made
+        except CorruptionDetected:
+            outcome = "wrong again"
+            raise
+        finally:
+            self._note_action(path, "retried", step=first.index, outcome=outcome)
 
-    def _rerun(self) -> None:
+    def _rerun(self, first: Step) -> None:
         """Run the micro-batches of this step again, from the same random states, and have them audited."""
-        first = self._step
-        clear_gradients(self.job)
         self.job.gradients.abandon()
         self._step = Step(first.index, True, first.audited, deterministic=first.deterministic, retried=True)
         assert self._loss_fn is not None
-        restore_buffers(self.job.module, first.micros[0].buffers)
         with random_state_kept(self.job.device, self.job.workload.generators):
             for record in first.micros:
-                record.random.restore(self.job.device, self.job.workload.generators)
                 batch = record.batch
                 if self.job.rebuild_batch is not None:
                     batch = self.job.rebuild_batch(first.index, self.job.rank, record.index)
+                record.random.restore(self.job.device, self.job.workload.generators)
                 with record.ambient.restored():
                     self._last_seen = False
                     self.forward_backward(batch, last=record is first.micros[-1])

@@ -5,6 +5,7 @@ Each must do, bit for bit, what an unguarded loop does at that place; that is al
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from bitwitness.guard.job import Job
 from bitwitness.guard.rewind import random_state_kept
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, MicroBatch, check_loss
+
+logger = logging.getLogger("bitwitness")
 
 
 class Micro:
@@ -44,12 +47,17 @@ class Micro:
         loss.backward()
 
 
-def warm_up(job: Job, loss_fn: LossFunction, model: Any, batch: Any) -> None:
+def warm_up(job: Job, loss_fn: LossFunction | None, model: Any, batch: Any) -> None:
     """One forward and backward whose result is thrown away, so that DDP regroups its buckets as it did in the first step.
 
     DDP does that once, after its first backward (torch/csrc/distributed/c10d/reducer.cpp, `rebuild_buckets`), and its sums round
     differently before and after. Whatever the pass changes is put back: random states, buffers, gradients.
     """
+    if job.ddp is None:
+        return
+    if loss_fn is None:
+        logger.warning("resumed without loss_fn: the first step may round its sums differently than it would have")
+        return
     buffers = {name: one.clone() for name, one in job.module.named_buffers()}
     job.gradients.discarding = True
     try:

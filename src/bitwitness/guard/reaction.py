@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bitwitness.errors import GuardFailure
 from bitwitness.evidence import Verdict
 from bitwitness.guard.job import Job, Step
 from bitwitness.policy import REACTIONS, Reaction
@@ -58,11 +59,14 @@ def _wanted(job: Job, verdict: Verdict, incident: Path | None) -> tuple[Reaction
     def ask() -> str:
         try:
             answer: object = function(verdict, incident)
+            return answer if isinstance(answer, str) and answer in REACTIONS else f"returned {answer!r:.200}"
         except Exception as error:  # noqa: BLE001  (corruption is known: no mistake of a callback may hide it)
             return f"raised {type(error).__name__}: {error}"
-        return str(answer) if answer in REACTIONS else f"returned {answer!r}"
 
-    answers = job.channel.gather("on_detection", ask)
+    try:
+        answers = job.channel.gather("on_detection", ask)
+    except GuardFailure as failure:  # nor may a rank that is lost meanwhile
+        return "raise", f"on_detection could not be asked on every rank: {failure}"
     if len(set(answers)) > 1:
         return "raise", f"on_detection did not say the same on every rank ({', '.join(sorted(set(answers))[:3])})"
     chosen = next((known for known in REACTIONS if known == answers[0]), None)

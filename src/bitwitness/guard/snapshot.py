@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bitwitness.errors import CheckpointError, ConfigurationError
+from bitwitness.guard import loaders
 from bitwitness.guard.job import Job
 from bitwitness.guard.replication import digest_table
 from bitwitness.guard.rewind import RandomState, random_state_kept
@@ -41,22 +41,36 @@ def shared_state(job: Job) -> dict[str, Any]:
     return {
         "model": job.module.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in job.optimizers],
+        "kinds": [type(optimizer).__name__ for optimizer in job.optimizers],
         "scaler": job.scaler.state_dict() if job.scaler is not None else None,
     }
 
 
 def rank_state(job: Job, stateful: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank alone holds. Collecting it draws nothing, although making a loader's iterator would."""
+    """What this rank alone holds. Collecting it draws nothing, whatever the objects draw when they are asked.
+
+    Raises:
+        CheckpointError: one of the objects has no state to give; names it.
+    """
     generators = job.workload.generators
     with random_state_kept(job.device, generators):
         random = RandomState.capture(job.device, generators)
-        states = {name: one.state_dict() for name, one in stateful.items()}
+        states = {name: _state_of(name, one) for name, one in stateful.items()}
     return {
         "rank": job.rank,
         "random": {name: getattr(random, name) for name in RandomState.__slots__},
         "buffers": {name: buffer.detach() for name, buffer in job.module.named_buffers()},
         "stateful": states,
     }
+
+
+def _state_of(name: str, one: Any) -> Any:
+    try:
+        return loaders.capture(one) if loaders.is_loader(one) else one.state_dict()
+    except Exception as error:
+        raise CheckpointError(
+            f"stateful[{name!r}].state_dict() raised {type(error).__name__}: {error}. Nothing was saved"
+        ) from error
 
 
 def fingerprints(tree: Any, seed: int) -> dict[str, str]:
@@ -101,9 +115,9 @@ def write(path: Path, content: Mapping[str, Any]) -> FileDigest:
             os.fsync(file.fileno())
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {error.strerror or error}") from error
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever the objects of a user raise when they are pickled
         raise CheckpointError(
-            f"{path} could not be written: {_culprit(content)} cannot be pickled ({error})"
+            f"{path} could not be written: {_culprit(content)} cannot be pickled ({type(error).__name__}: {error})"
         ) from error
     return FileDigest(sink.bytes, sink.digest.hexdigest())
 
@@ -171,56 +185,98 @@ def _culprit(content: Mapping[str, Any]) -> str:
 
 
 def check_fits(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError unless this state is that of this model, these optimizers and these objects."""
-    live = job.module.state_dict()
-    saved = shared["model"]
+    """Raise ConfigurationError unless this state is that of this model, these optimizers and these objects.
+
+    Everything that can be told is told here, before anything is changed on any rank.
+    """
+    _check_model(job.module.state_dict(), shared["model"])
+    _check_optimizers(job.optimizers, shared)
+    if (shared["scaler"] is None) != (job.scaler is None):
+        whose = "the job has a GradScaler and the checkpoint has none"
+        raise ConfigurationError(whose if job.scaler is not None else "the checkpoint is of a job with a GradScaler")
+    absent, unknown = sorted(set(stateful) - set(own["stateful"])), sorted(set(own["stateful"]) - set(stateful))
+    if absent or unknown:
+        raise ConfigurationError(
+            f"the checkpoint holds no state for {_few(absent)}, and that of {_few(unknown)} beside: give stateful= what it was "
+            "saved with"
+        )
+    here = [_kind_of(state) for state in RandomState.capture(job.device, job.workload.generators).own]
+    there = [_kind_of(state) for state in own["random"]["own"]]
+    if here != there:
+        raise ConfigurationError(
+            f"the checkpoint holds the states of {len(there)} generators ({_few(there)}), the guard was given {len(here)} "
+            f"({_few(here)}): give generators= what it was saved with, in the same order"
+        )
+
+
+def _check_model(live: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     missing, unknown = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
     if missing or unknown:
         raise ConfigurationError(
             f"the checkpoint is of another model: it lacks {_few(missing)} and has {_few(unknown)} beside"
         )
-    for name, tensor in live.items():
-        if isinstance(tensor, Tensor) and tensor.shape != saved[name].shape:
+    for name, value in live.items():
+        if isinstance(value, Tensor) and _form(value) != _form(saved[name]):
             raise ConfigurationError(
-                f"the checkpoint is of another model: {name} is {list(saved[name].shape)} there, {list(tensor.shape)} here"
+                f"the checkpoint is of another model: {name} is {_form(saved[name])} there, {_form(value)} here"
             )
-    if len(shared["optimizers"]) != len(job.optimizers):
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], shared: Mapping[str, Any]) -> None:
+    here, there = [type(one).__name__ for one in optimizers], list(shared["kinds"])
+    if here != there:
         raise ConfigurationError(
-            f"the checkpoint holds {len(shared['optimizers'])} optimizer(s), the guard was given {len(job.optimizers)}"
+            f"the checkpoint holds the state of {_few(there)}, the guard was given {_few(here)}: give it the same optimizers, "
+            "in the same order"
         )
-    if (shared["scaler"] is None) != (job.scaler is None):
-        whose = "the job has a GradScaler and the checkpoint has none"
-        raise ConfigurationError(whose if job.scaler is not None else "the checkpoint is of a job with a GradScaler")
-    absent = sorted(set(stateful) - set(own["stateful"]))
-    if absent:
-        raise ConfigurationError(
-            f"the checkpoint holds no state for {_few(absent)}: give stateful= what it was saved with"
+    for index, (optimizer, saved) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
+        own, stored = (
+            [len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved["param_groups"])
         )
-    if len(own["random"]["own"]) != len(job.workload.generators):
-        raise ConfigurationError(
-            f"the checkpoint holds {len(own['random']['own'])} generators, the guard was given {len(job.workload.generators)}"
-        )
+        if own != stored:
+            raise ConfigurationError(
+                f"the checkpoint does not fit optimizer {index}: its groups have {stored} parameters there, {own} here"
+            )
+
+
+def _form(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def _kind_of(state: Any) -> str:
+    """Of the state of a generator: whose it is."""
+    if isinstance(state, Tensor):
+        return "torch"
+    return f"numpy {state['bit_generator']}" if isinstance(state, dict) else "random"
 
 
 def restore(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Put everything back; random states last.
+    """Put everything back, after `check_fits`; random states last.
 
     Raises:
-        ConfigurationError: an optimizer is not the one that was saved.
+        CheckpointError: one of the objects refused its state; names it.
     """
     job.module.load_state_dict(shared["model"])
     restore_buffers(job.module, own["buffers"])
-    for index, (optimizer, state) in enumerate(zip(job.optimizers, shared["optimizers"], strict=True)):
-        try:
-            _load_optimizer(optimizer, state)
-        except ValueError as error:
-            raise ConfigurationError(f"the checkpoint does not fit optimizer {index}: {error}") from error
+    for optimizer, state in zip(job.optimizers, shared["optimizers"], strict=True):
+        _load_optimizer(optimizer, state)
     if job.scaler is not None:
         job.scaler.load_state_dict(shared["scaler"])
     generators = job.workload.generators
     for name, one in stateful.items():
-        one.load_state_dict(own["stateful"][name])
-        _keep_random_state_once(one, lambda: random_state_kept(job.device, generators))
+        state = own["stateful"][name]
+        try:
+            if loaders.is_loader(one):
+                loaders.restore(one, state, lambda: random_state_kept(job.device, generators))
+            else:
+                one.load_state_dict(state)
+        except Exception as error:
+            raise CheckpointError(
+                f"stateful[{name!r}].load_state_dict() raised {type(error).__name__}: {error}. The model and what was before it "
+                "have been restored already: start again once that is mended"
+            ) from error
     RandomState(**own["random"]).restore(job.device, generators)
 
 
@@ -243,24 +299,6 @@ def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, buffer in module.named_buffers():
         if name in buffers and buffer.shape == buffers[name].shape:
             buffer.copy_(buffers[name])
-
-
-def _keep_random_state_once(loader: Any, kept: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have the next iterator of a data loader draw nothing.
-
-    A loader in the midst of an epoch has its iterator already, so a run that was never interrupted drew the seeds of its workers
-    when the epoch began. A resumed one must make an iterator again, and would draw them a second time.
-    """
-    make = getattr(loader, "_get_iterator", None)
-    if make is None or not hasattr(loader, "__dict__"):
-        return
-
-    def make_once() -> Any:
-        loader.__dict__.pop("_get_iterator", None)
-        with kept():
-            return make()
-
-    loader.__dict__["_get_iterator"] = make_once  # past the loader's own __setattr__
 
 
 def _few(names: Sequence[str]) -> str:
