@@ -192,9 +192,7 @@ class AgentRun:
         for slot, code in report.items():
             if slot not in down and (slot not in self._workers or not self._how) and code not in (-15, -9):
                 down[slot] = len(down)
-        # A report names who failed: a worker that is gone and not in it has ended with 0, and without a mark.
-        others = 0 if report or self.code == 0 else None
-        return tuple(self._failure(slot, order, report.get(slot, others)) for slot, order in sorted(down.items()))
+        return tuple(self._failure(slot, order, report) for slot, order in sorted(down.items()))
 
     def port_taken(self) -> bool:
         """Whether the agent could not listen, as it says itself."""
@@ -348,13 +346,15 @@ class AgentRun:
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def _failure(self, slot: int, order: int | None, code: int | None) -> Failure:
+    def _failure(self, slot: int, order: int | None, report: Mapping[int, int]) -> Failure:
         folder = next(iter(sorted(self._logs.glob(f"*/attempt_0/{slot}"))), None)
         said = _error_file(folder / "error.json") if folder is not None else {}
+        # A report names who failed: a worker that is gone and not in it has ended with 0, and without a mark.
+        others = 0 if report or self.code == 0 else None
         return Failure(
             rank=self.node_rank * self._settings.nproc_per_node + slot,
             node=self._identity.node,
-            exit_code=said.get("exit_code") if code is None else code,
+            exit_code=report.get(slot, said.get("exit_code", others)),
             type=str(said.get("type", "")),
             text=str(said.get("text", "")),
             order=order or 0,

@@ -254,7 +254,8 @@ class Leader:
             return
         gone = [node for node in wanted if node is not None and self._status(node) == "gone"]
         lost = [node for node in gone if self._lost(node) and node not in self._excluded] if found.short else []
-        self._wait(found.short, found.pending, any([self._launcher.revive(node) for node in lost]))
+        coming = [self._launcher.revive(node) for node in lost]
+        self._wait(found.short, found.pending, any(coming))
 
     def _wanted(self) -> list[str | None]:
         if self._places:

@@ -40,8 +40,8 @@ def main() -> NoReturn:
         signal.signal(signal.SIGTERM, stop)
         while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
             time.sleep(0.02)
-        failed = {slot: worker.returncode for slot, worker in enumerate(workers) if worker.poll()}
         _end(workers)
+        failed = {slot: worker.returncode for slot, worker in enumerate(workers) if worker.returncode}
     leave_report([{"local_rank": slot, "exit_code": code} for slot, code in failed.items()])
     sys.exit(1 if failed else 0)
 
