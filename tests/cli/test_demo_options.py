@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bitwitness.cli.main import cli
 from bitwitness.errors import ConfigurationError
-from bitwitness.examples.demo import FAULTS, Settings
+from bitwitness.examples.plan import FAULTS, Settings
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,10 @@ from bitwitness.examples.demo import FAULTS, Settings
         (["--seed", str(2**31)], "is not in the range"),
         (["--steps", "5"], "5 is not in the range"),
         (["--steps", "many"], "is not a valid integer"),
-        (["--nodes", "0"], "0 is not in the range"),
+        (["--nodes", "1"], "1 is not in the range"),
         (["--nodes", "17"], "17 is not in the range"),
         (["--ranks-per-node", "0"], "0 is not in the range"),
         (["--ranks-per-node", "9"], "9 is not in the range"),
-        (["--nodes", "1", "--ranks-per-node", "1"], "one rank has nobody to witness it"),
         (["--fault", "weight", "--transient"], "a transient fault is one of arithmetic"),
         (["--fault", "moment", "--transient"], "a transient fault is one of arithmetic"),
         (["--fault", "none", "--transient"], "a transient fault is one of arithmetic"),
@@ -83,7 +82,7 @@ def test_the_place_of_the_fault_follows_from_the_seed() -> None:
     assert {rank for rank, _ in drawn} == set(range(8))
     assert {step for _, step in drawn} == set(range(8, 16))
     assert Settings(seed=5) == Settings(seed=5)
-    assert Settings(nodes=3, ranks_per_node=1, seed=2).node in ("node-a", "node-b", "node-c")
+    assert Settings(nodes=3, ranks_per_node=1, seed=2).node in ("node-0", "node-1", "node-2")
 
 
 def test_settings_of_code_are_checked_as_well() -> None:
@@ -92,6 +91,8 @@ def test_settings_of_code_are_checked_as_well() -> None:
         Settings(fault="other")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="too few"):
         Settings(steps=3)
+    with pytest.raises(ConfigurationError, match="one node has nobody to witness it"):
+        Settings(nodes=1)
 
 
 def test_settings_are_handed_to_the_ranks(tmp_path: Path) -> None:

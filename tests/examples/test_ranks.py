@@ -26,10 +26,10 @@ def test_each_rank_knows_its_place(tmp_path: Path) -> None:
         wait(ranks)
     said = [ranks.log(rank).read_text().split() for rank in range(4)]
     assert said == [
-        ["0", "0", "4", "node-a", "127.0.0.1", "1", "x"],
-        ["1", "1", "4", "node-a", "127.0.0.1", "1", "x"],
-        ["2", "0", "4", "node-b", "127.0.0.1", "1", "x"],
-        ["3", "1", "4", "node-b", "127.0.0.1", "1", "x"],
+        ["0", "0", "4", "node-0", "127.0.0.1", "1", "x"],
+        ["1", "1", "4", "node-0", "127.0.0.1", "1", "x"],
+        ["2", "0", "4", "node-1", "127.0.0.1", "1", "x"],
+        ["3", "1", "4", "node-1", "127.0.0.1", "1", "x"],
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_start_that_fails_half_way_leaves_nobody(tmp_path: Path) -> None:
 
 
 def test_names_of_nodes() -> None:
-    assert [node_name(index) for index in range(3)] == ["node-a", "node-b", "node-c"]
+    assert [node_name(index) for index in range(3)] == ["node-0", "node-1", "node-2"]
 
 
 def _is_gone(pid: int) -> bool:

@@ -86,7 +86,7 @@ def test_heads_must_divide_the_width() -> None:
         GPTConfig(width=30, heads=4)
 
 
-def trained(fault: Fault | None, rank: int = 0, steps: int = 4) -> tuple[list[Tensor], list[tuple[int, str, Landed]]]:
+def trained(fault: Fault | None, steps: int = 4) -> tuple[list[Tensor], list[tuple[int, str, Landed]]]:
     """Each parameter after a short training, and the strikes of the fault with their steps."""
     torch.manual_seed(0)
     corpus = Corpus.standard_library(50_000)
@@ -94,7 +94,9 @@ def trained(fault: Fault | None, rank: int = 0, steps: int = 4) -> tuple[list[Te
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     strikes: list[tuple[int, str, Landed]] = []
     at = -1
-    injection = Injection(fault, rank, model, optimizer, lambda where, landed: strikes.append((at, where, landed)))
+    injection = Injection(
+        fault, "node-0/cpu-0", model, optimizer, lambda where, landed: strikes.append((at, where, landed))
+    )
     for step in range(steps):
         at = step
         injection.begin(step)
@@ -111,10 +113,10 @@ def trained(fault: Fault | None, rank: int = 0, steps: int = 4) -> tuple[list[Te
 def test_faults_strike_where_and_when_they_should(kind: FaultKind, transient: bool) -> None:
     healthy, none = trained(None)
     assert not none
-    elsewhere, none = trained(Fault(kind, 1, 2, transient))
+    elsewhere, none = trained(Fault(kind, "node-0/cpu-1", 2, transient))
     assert not none
     assert all(map(torch.equal, healthy, elsewhere))
-    hit, strikes = trained(Fault(kind, 0, 2, transient))
+    hit, strikes = trained(Fault(kind, "node-0/cpu-0", 2, transient))
     once = transient or kind in ("weight", "moment", "nan")  # what is NaN after step 2 stays as it is
     assert [step for step, _, _ in strikes] == ([2] if once else [2, 3])
     assert not all(map(torch.equal, healthy, hit))
@@ -126,4 +128,4 @@ def test_faults_strike_where_and_when_they_should(kind: FaultKind, transient: bo
 
 def test_an_unknown_fault() -> None:
     with pytest.raises(ValueError, match="no such fault"):
-        Fault("other", 0, 0)  # type: ignore[arg-type]
+        Fault("other", "node-0/cpu-0", 0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`bitwitness demo`: see it happen. A real training job on processes of this machine, hit on purpose, caught and named."""
+"""`bitwitness demo`: see it happen. A real training job on processes of this machine, hit on purpose, caught, and recovered."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FAULTS = ("matmul", "gradient", "nan", "weight", "moment", "none")
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Draws rank and step too."
 )
 @click.option("--steps", type=click.IntRange(6, 10_000), default=24, show_default=True, help="Steps of each training.")
-@click.option("--nodes", type=click.IntRange(1, 16), default=4, show_default=True, help="Nodes that are played.")
+@click.option("--nodes", type=click.IntRange(2, 16), default=4, show_default=True, help="Nodes that are played.")
 @click.option("--ranks-per-node", type=click.IntRange(1, 8), default=2, show_default=True, help="Processes on each.")
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
-    help="New or empty directory for journals, incidents and logs. Default: runs/demo-TIME.",
+    help="New or empty directory for the report and all files. Default: runs/demo-TIME.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
 @click.pass_context
@@ -48,23 +48,26 @@ def demo(
     run_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Train a small GPT on CPU processes, corrupt one of them, watch it being caught.
+    """Train a small GPT on CPU processes, corrupt one of them, watch it being caught and the job recover.
 
     The same training runs three times from the same seed: guarded, with nothing wrong; unguarded, with the fault; and
-    guarded, with the fault. The text is the source of Python's standard library. Everything is checked at every step
-    (Policy.every_step()), so that the fault is caught in the step in which it strikes.
+    guarded, with the fault, under `bitwitness run` with a spare node. The text is the source of Python's standard
+    library. Everything is checked at every step (Policy.every_step()), so that the fault is caught in the step in which
+    it strikes. A report for a browser is left in the run directory: report.html.
 
-    Exit code 0 if the fault was caught and the right rank named, or if nothing was injected and nothing reported; 1 if
-    not.
+    Exit code 0 if all went as it should: the right rank named, its device in quarantine if the fault lasts, the job
+    finished with the very weights of the run that was never hit; or, with two nodes, nobody named. 1 if not.
     """
-    for module in ("torch", "numpy"):
+    for module in ("torch", "numpy", "jinja2"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtra(f"bitwitness demo needs {module}: pip install 'bitwitness[train]'")
-    from bitwitness.cli.demo_view import Live, summarise
+    from bitwitness.cli.demo_summary import summarise
+    from bitwitness.cli.demo_view import Live
     from bitwitness.examples import demo as example
+    from bitwitness.examples.plan import FAULTS, Settings
 
-    settings = example.Settings(
-        fault=next(known for known in example.FAULTS if known == fault),
+    settings = Settings(
+        fault=next(known for known in FAULTS if known == fault),
         transient=transient,
         seed=seed,
         steps=steps,

@@ -1,4 +1,4 @@
-"""The faults of the demo: wrong bits in one rank, from one step on.
+"""The faults of the demo: wrong bits from one device, from one step on.
 
 Each stands for something that is seen in the field: a matrix unit that returns wrong products, a gradient that is wrong but
 looks right, a NaN, a cell of memory under a weight or an optimizer moment. How bits are changed is `mutate`'s business;
@@ -25,10 +25,13 @@ FaultKind = Literal["matmul", "gradient", "nan", "weight", "moment"]
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, on which rank, from which step on. `transient`: once only; memory is changed once in any case."""
+    """What goes wrong, on which device, from which step on. `transient`: once only; memory is changed once in any case.
+
+    It belongs to the device, as in the field: the rank that trains on another one after a restart is well.
+    """
 
     kind: FaultKind
-    rank: int
+    device: str
     step: int
     transient: bool = False
 
@@ -41,8 +44,8 @@ class Injection:
     """A fault at work in one rank's training.
 
     Args:
-        fault: what and when; on other ranks this does nothing.
-        rank: this rank.
+        fault: what, where and when; on other devices this does nothing.
+        device: the one that this rank trains on.
         model: the module inside DDP.
         optimizer: AdamW, or another that keeps `exp_avg_sq`.
         landed: told of every change: where, and what `mutate` says of it.
@@ -51,12 +54,12 @@ class Injection:
     def __init__(
         self,
         fault: Fault | None,
-        rank: int,
+        device: str,
         model: GPT,
         optimizer: torch.optim.Optimizer,
         landed: Callable[[str, Landed], None],
     ) -> None:
-        self._fault = fault if fault is not None and fault.rank == rank else None
+        self._fault = fault if fault is not None and fault.device == device else None
         self._landed = landed
         self._step = -1
         self._strikes = 0

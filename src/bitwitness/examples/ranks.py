@@ -31,8 +31,8 @@ _GRACE = 5.0
 
 
 def node_name(index: int) -> str:
-    """The name of the n-th node of this machine: node-a, node-b, ..."""
-    return f"node-{chr(ord('a') + index)}"
+    """The name of the n-th node of this machine, as `bitwitness run` calls those that it plays: node-0, node-1, ..."""
+    return f"node-{index}"
 
 
 class Ranks:

@@ -8,7 +8,9 @@ rank can make any other rank's batch anew: what `Guard(rebuild_batch=...)` asks 
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,17 +34,12 @@ def standard_library_text(limit: int = DEFAULT_LIMIT, folder: Path | None = None
         ConfigurationError: there is no source there, e.g. because this Python keeps its library in an archive.
     """
     root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
-    files = sorted(
-        (file.relative_to(root).as_posix(), file)
-        for file in root.rglob("*.py")
-        if not _SKIPPED & set(file.relative_to(root).parts)
-    )
     parts: list[bytes] = []
     missing = limit
-    for _, file in files:
+    for name in sorted(_sources(root)):
         if missing <= 0:
             break
-        parts.append(file.read_bytes()[:missing])
+        parts.append((root / name).read_bytes()[:missing])
         missing -= len(parts[-1])
     text = b"".join(parts)
     if len(text) < min(limit, 10_000):
@@ -51,6 +48,13 @@ def standard_library_text(limit: int = DEFAULT_LIMIT, folder: Path | None = None
             "standard library, so use a Python that has it"
         )
     return text
+
+
+def _sources(root: Path) -> Iterator[str]:
+    """Source files by path relative to a folder; what is skipped is not even looked into: each rank does this."""
+    for where, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        yield from (Path(where, name).relative_to(root).as_posix() for name in files if name.endswith(".py"))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""One rank of the demo: the same training three times over, in one process.
+"""One rank of the demo: the same training with and without fault and guard.
 
-Starting an interpreter with torch costs more than all the training that follows, so the clean run, the run with the fault
-and no guard, and the run with both follow each other in one launch. Each starts from the same seed and takes the same
-batches; what differs is the fault and the guard. What happens is written as events, one JSON object a line, to a file of
-this rank's own; the parent process reads them and draws all conclusions.
+Starting an interpreter with torch costs more than all the training that follows, so the clean run and the one with the
+fault and no guard follow each other in one launch. The third has both, and is a job under `bitwitness run`: this module is
+then the script that it starts, which resumes, saves and is started again as any job would be. Each starts from the same seed
+and takes the same batches. What happens is written as events, one JSON object a line, to a file of this rank's own; the
+parent process reads them and draws all conclusions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import CorruptionDetected
-from bitwitness.examples.demo import TRAININGS, Settings, Training, events_file
 from bitwitness.examples.faults import Fault, Injection
 from bitwitness.examples.gpt import GPT, GPTConfig, compute_loss
+from bitwitness.examples.plan import TRAININGS, Settings, Training, device_name, events_file
 from bitwitness.examples.ranks import LISTENER
 from bitwitness.examples.text import Corpus
-from bitwitness.fingerprint import fingerprint_tensors
 from bitwitness.guard.guard import Guard
 from bitwitness.mutate import Landed
 from bitwitness.policy import Policy
@@ -43,18 +44,28 @@ from bitwitness.policy import Policy
 BATCH, LENGTH = 4, 64
 LEARNING_RATE, MAX_GRAD_NORM = 3e-3, 1.0
 TIMEOUT = 120.0
+CHECKPOINTS_KEPT = 20
+"""All that a demo saves: the report shows their labels."""
 
 
 class Events:
-    """The events of one rank, each with a kind."""
+    """The events of one rank, each with a kind, and with the generation of the supervised job."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
+        self._generation = int(os.environ.get("BITWITNESS_GENERATION", "1"))
         self._file = path.open("a", encoding="utf-8")
 
     def add(self, kind: str, **fields: Any) -> None:
         """Write one; it is in the file when this returns."""
-        self._file.write(json.dumps({"event": kind, "time": time.time(), **fields}) + "\n")
+        common = {"event": kind, "time": time.time(), "generation": self._generation}
+        self._file.write(json.dumps({**common, **fields}) + "\n")
         self._file.flush()
+
+    def has(self, kind: str, training: str) -> bool:
+        """Whether such an event was written, by this process or by one before it."""
+        records = map(json.loads, self.path.read_text(encoding="utf-8").splitlines())
+        return any(one["event"] == kind and one["training"] == training for one in records)
 
 
 class Run:
@@ -78,16 +89,16 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.updates = 0
         self.optimizer.register_step_post_hook(self._count_update)
-        self.injection = Injection(
-            Fault(**settings.fault_record()) if training.faulty and settings.fault != "none" else None,
-            self.rank,
-            self.module,
-            self.optimizer,
-            self._landed,
-        )
+        device = device_name(os.environ["BITWITNESS_NODE"], int(os.environ["LOCAL_RANK"]))
+        self.injection = Injection(self._fault(), device, self.module, self.optimizer, self._landed)
         self.step = 0
         self._strikes = 0
-        self.policy = Policy.every_step(audit="gradients", timeout=TIMEOUT)
+        self.policy = Policy.every_step(
+            audit="gradients",
+            timeout=TIMEOUT,
+            checkpoint_every=settings.checkpoint_every if training.supervised else 0,
+            keep_checkpoints=CHECKPOINTS_KEPT,
+        )
         self.guard: Guard | None = None
         if training.guarded:
             self.guard = Guard(
@@ -100,25 +111,42 @@ class Run:
             )
 
     def run(self) -> None:
-        """All steps, or up to the step at which the guard stops."""
-        outcome: dict[str, Any] = {"outcome": "finished"}
+        """All steps from the first, or from the newest checkpoint, or up to the one at which the guard stops.
+
+        Raises:
+            CorruptionDetected: in the supervised training, whose supervisor is to see it.
+        """
         try:
-            for step in range(self.settings.steps):
+            for step in range(self._resume(), self.settings.steps):
                 self.step = step
                 self.injection.begin(step)
                 self._one_step(self._batch(step, self.rank, 0))
+                self._save_if_due(step)
         except CorruptionDetected as hit:
-            outcome = {"outcome": "stopped", "verdict": hit.verdict.to_json(), "incident": str(hit.incident_path or "")}
+            self._add(
+                "stopped", updates=self.updates, verdict=hit.verdict.to_json(), incident=str(hit.incident_path or "")
+            )
+            if self.training.supervised:
+                raise
         finally:
             self.injection.remove()
             if self.guard is not None:
                 self.guard.close()
-        weights = list(self.module.parameters())
-        digest = hashlib.blake2b(fingerprint_tensors(weights).numpy().tobytes(), digest_size=12).hexdigest()
-        validation = self._validation_loss()
-        self.events.add(
-            "end", training=self.training.name, updates=self.updates, digest=digest, validation=validation, **outcome
-        )
+        self._add("end", updates=self.updates, digest=digest_of(self.module), validation=self._validation_loss())
+
+    def _resume(self) -> int:
+        if self.guard is None or not self.training.supervised:
+            return 0
+        self.updates = self.guard.resume()
+        if self.updates:
+            self._add("resumed", step=self.updates)
+        return self.updates
+
+    def _save_if_due(self, step: int) -> None:
+        if self.guard is not None and self.training.supervised and (step + 1) % self.settings.checkpoint_every == 0:
+            self.guard.save_checkpoint()
+            if self.rank == 0:
+                self._add("saved", step=step + 1)
 
     def _one_step(self, batch: Tensor) -> None:
         if self.guard is not None:
@@ -142,7 +170,7 @@ class Run:
         if self.rank == 0:
             due = 1 + self.policy.audit_due(self.step) + self.policy.replicas_due(self.step)
             checks = due * dist.get_world_size() if self.guard is not None else 0
-            self.events.add("step", training=self.training.name, step=self.step, loss=mean, checks=checks)
+            self._add("step", step=self.step, loss=mean, checks=checks)
 
     def _validation_loss(self) -> float:
         """Of these weights, on text that nobody trained on; the fault is gone, so it shows what it has left behind."""
@@ -151,15 +179,35 @@ class Run:
             batch = self.corpus.validation_batch(self.rank, size=16, length=LENGTH)
             return _mean(compute_loss(self.module, batch))
 
+    def _fault(self) -> Fault | None:
+        """What will go wrong in this training. What strikes once has done so if an earlier start of the job says so."""
+        settings = self.settings
+        if not self.training.faulty or settings.fault == "none":
+            return None
+        if settings.strikes_once and self.events.has("landed", self.training.name):
+            return None
+        return Fault(**settings.fault_record())
+
     def _landed(self, where: str, landed: Landed) -> None:
         self._strikes += 1
         if self._strikes == 1:
             place = {"rank": self.rank, "step": self.step, "where": where, "selected": landed.selected}
-            change = {"changed": landed.changed, "before": landed.before, "after": landed.after}
-            self.events.add("landed", training=self.training.name, **place, **change)
+            self._add("landed", **place, changed=landed.changed, before=landed.before, after=landed.after)
 
     def _count_update(self, *_: Any) -> None:
         self.updates += 1
+
+    def _add(self, kind: str, **fields: Any) -> None:
+        self.events.add(kind, training=self.training.name, **fields)
+
+
+def digest_of(module: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers, bit for bit."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _mean(value: Tensor) -> float:
@@ -169,37 +217,41 @@ def _mean(value: Tensor) -> float:
 
 
 def join() -> None:
-    """Join the other ranks, on the port that the parent process holds open for rank 0."""
+    """Join the other ranks: as torchrun says, else on the port that the parent process holds open for rank 0."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    listener = os.environ.get(LISTENER)
+    listener, timeout = os.environ.get(LISTENER), timedelta(seconds=TIMEOUT)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group("gloo", timeout=timeout)
+        return
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         world_size,
         is_master=rank == 0,
-        timeout=timedelta(seconds=TIMEOUT),
+        timeout=timeout,
         master_listen_fd=int(listener) if listener is not None else None,
     )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
-def main(run_dir: Path) -> None:
-    """Run the trainings, then end without the interpreter's own shutdown, in which a gloo worker may die."""
+def main(run_dir: Path, names: Sequence[str]) -> None:
+    """Run the trainings of these names, one after the other."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     settings = Settings.read(run_dir)
     join()
     events = Events(events_file(run_dir, dist.get_rank()))
     corpus = Corpus.standard_library()
-    for training in TRAININGS:
+    for training in (training for training in TRAININGS if training.name in names):
         events.add("start", training=training.name)
         Run(settings, training, corpus, run_dir / training.name, events).run()
     dist.barrier()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # under `bitwitness run` it is its worker that ends this process
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # without the interpreter's own shutdown, in which a gloo worker may die
