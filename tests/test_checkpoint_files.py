@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,7 @@ from bitwitness.runfiles import (
     verify_files,
     write_label,
 )
+from bitwitness.runfiles.label import _checksum
 from bitwitness.topology import Topology
 
 TOKEN = "0123abcd"
@@ -430,8 +432,23 @@ def test_a_damaged_label_is_named(store: Checkpoints, damage: str) -> None:
 
 def test_labels_from_a_newer_version_can_be_read(store: Checkpoints) -> None:
     file = save(store, 100) / "label.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "invented": 1}))
+    record = {**json.loads(file.read_text()), "invented": 1}
+    record["checksum"] = _checksum(record)
+    file.write_text(json.dumps(record))
     assert read_label(file) == label_of(file.parent, 100)
+
+
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, 4, 7])
+def test_no_bit_of_a_label_flips_unnoticed(store: Checkpoints, bit: int) -> None:
+    """Nor does one that flips in white space, or the checksum's own name, make another label of it."""
+    file = save(store, 100) / "label.json"
+    content, label = file.read_bytes(), read_label(file)
+    for position in range(bit, len(content), 7):
+        changed = bytearray(content)
+        changed[position] ^= 1 << bit
+        file.write_bytes(changed)
+        with suppress(CheckpointError):
+            assert read_label(file) == label, f"bit {bit} of byte {position}"
 
 
 def test_a_huge_label(store: Checkpoints) -> None:

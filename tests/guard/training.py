@@ -114,7 +114,7 @@ class TrainingRun:
         return DistributedDataParallel(self.module, **self.plan.ddp)
 
     def run(self) -> Seen:
-        with _logged(self.seen["logged"]):
+        with logged(self.seen["logged"]):
             if self.plan.guarded:
                 self._guarded()
             else:
@@ -296,7 +296,7 @@ def described(error: BaseException, step: int) -> Seen:
 
 
 @contextmanager
-def _logged(lines: list[str]) -> Iterator[None]:
+def logged(lines: list[str]) -> Iterator[None]:
     """Collects what bitwitness logs from warnings on."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ _SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(spec_file: str, parent: str) -> int:
-    _die_with(int(parent))
+    die_with(int(parent))
     spec: Spec = pickle.loads(Path(spec_file).read_bytes())
     torch.set_num_threads(1)
     pids: dict[int, int] = {}
@@ -36,7 +36,7 @@ def main(spec_file: str, parent: str) -> int:
     for rank in range(spec.world_size):
         pid = os.fork()
         if pid == 0:
-            _die_with(own)
+            die_with(own)
             _rank(spec, rank)
         pids[pid] = rank
     while pids:
@@ -46,7 +46,7 @@ def main(spec_file: str, parent: str) -> int:
     return 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)

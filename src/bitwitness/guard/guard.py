@@ -497,7 +497,7 @@ class Guard:
     def _go_on(self, chosen: Reaction, verdict: Verdict, path: Path | None) -> bool:
         """Do what the policy says instead of raising. Whether this step's update is to be made."""
         if chosen == "record":
-            self._failed[str(verdict.check)] = f"step {verdict.step}: {verdict.headline()}"
+            self._failed[str(verdict.check)] = verdict.headline()
             return True
         if path is not None:
             self._known_incidents = (*self._known_incidents, path.name)

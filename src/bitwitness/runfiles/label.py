@@ -9,6 +9,7 @@ forbids it.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import stat
@@ -18,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bitwitness.errors import CheckpointError, RunFilesError
-from bitwitness.runfiles.files import TEMPORARY, Reported, exists, read_json, write_json
+from bitwitness.runfiles.files import SCHEMA, TEMPORARY, Reported, dump, exists, read_json, write_json
 
 if TYPE_CHECKING:
     from bitwitness.runfiles.run import Incident
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LABEL = "label.json"
+_CHECKSUM = "checksum"
 _BESIDE = f".{LABEL}"
 
 
@@ -215,7 +217,16 @@ def read_label(path: str | os.PathLike[str]) -> Label:
         record = read_json(where)
     except RunFilesError as error:
         raise CheckpointError(str(error)) from error
-    return Label.from_json(record, where)
+    label = Label.from_json(record, where)
+    if record.get(_CHECKSUM, _checksum(record)) != _checksum(record):
+        raise CheckpointError(f"{where} is damaged: its content is not what its own checksum says")
+    return label
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """Of everything else in a label: a bit that flips in a number would leave a label that reads well."""
+    rest = {name: value for name, value in record.items() if name != _CHECKSUM}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write_label(path: str | os.PathLike[str], label: Label) -> Path:
@@ -236,7 +247,8 @@ def write_label(path: str | os.PathLike[str], label: Label) -> Path:
                 f"{where} is in the way, and no label of ours ({error}): move it, or save elsewhere"
             ) from error
     try:
-        write_json(where, label.to_json())
+        record = json.loads(dump({"schema": SCHEMA, **label.to_json()}))
+        write_json(where, record | {_CHECKSUM: _checksum(record)})
     except RunFilesError as error:
         raise CheckpointError(str(error)) from error
     return where
