@@ -3,89 +3,119 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-WORLD = 3
+from bitwitness.supervise.processes import holding
+
+WORLD = 2
+MARK = "BITWITNESS_TEST_DEMO"
 
 
-def processes_of(parent: int) -> list[int]:
-    """The ranks that a process has started, wherever they hang now."""
-    mark = f"BITWITNESS_PARENT={parent}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue  # it has just ended, or is somebody else's
-    return sorted(found)
+@dataclass
+class Demo:
+    """A demo that runs, and all that hang on it, wherever they hang now: the mark is in their environment."""
 
+    process: subprocess.Popen[str]
+    mark: str
+    run_dir: Path
 
-def wait_until_gone(parent: int) -> None:
-    deadline = time.monotonic() + 30
-    while processes_of(parent):
-        assert time.monotonic() < deadline, f"still there: {processes_of(parent)}"
-        time.sleep(0.05)
+    def others(self) -> list[int]:
+        return sorted(set(holding(self.mark, MARK)) - {self.process.pid})
+
+    def is_starting(self) -> bool:
+        return len(self.others()) == WORLD
+
+    def is_training(self) -> bool:
+        return all((self.run_dir / "events" / f"rank-{rank:05d}.jsonl").exists() for rank in range(WORLD))
+
+    def is_supervised(self) -> bool:
+        """Whether agents have started workers: supervisor, three nodes, two agents, two workers."""
+        log = self.run_dir / "guarded" / "supervise" / "log.jsonl"
+        return log.exists() and '"started"' in log.read_text() and len(self.others()) >= 1 + WORLD + 1 + 2 * WORLD
+
+    def wait_until(self, what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not what():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def wait_until_gone(self) -> None:
+        deadline = time.monotonic() + 60
+        while self.others():
+            assert time.monotonic() < deadline, f"still there: {self.others()}"
+            time.sleep(0.05)
 
 
 @contextmanager
-def running_demo(run_dir: Path, training: bool) -> Iterator[subprocess.Popen[str]]:
-    """A demo whose ranks exist, and if asked have begun to train."""
-    size = ["--nodes", str(WORLD), "--ranks-per-node", "1", "--steps", "10000"]
+def running_demo(run_dir: Path, state: Callable[[Demo], bool], steps: int = 10_000) -> Iterator[Demo]:
+    """A demo that has come as far as this."""
+    size = ["--nodes", str(WORLD), "--ranks-per-node", "1", "--steps", str(steps), "--fault", "none"]
+    mark = secrets.token_hex(8)
     process = subprocess.Popen(
         [sys.executable, "-m", "bitwitness", "demo", "--run-dir", str(run_dir), *size],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, MARK: mark},
     )
+    demo = Demo(process, mark, run_dir)
     try:
-        deadline = time.monotonic() + 120
-        events = [run_dir / "events" / f"rank-{rank:05d}.jsonl" for rank in range(WORLD)]
-        while not (len(processes_of(process.pid)) == WORLD and (not training or all(one.exists() for one in events))):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield process
+        demo.wait_until(lambda: state(demo))
+        yield demo
     finally:
         if process.poll() is None:
             process.kill()
         process.communicate()
-        wait_until_gone(process.pid)
+        demo.wait_until_gone()
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["while starting", "while training"])
-def test_control_c(tmp_path: Path, training: bool) -> None:
-    with running_demo(tmp_path / "run", training) as demo:
-        os.killpg(demo.pid, signal.SIGINT)  # what a terminal does
-        output, errors = demo.communicate(timeout=60)
-        assert demo.returncode == 130
-        assert "Error: interrupted" in errors
-        assert "Traceback" not in output + errors
-        wait_until_gone(demo.pid)
+def interrupt(demo: Demo) -> None:
+    os.killpg(demo.process.pid, signal.SIGINT)  # what a terminal does
+    output, errors = demo.process.communicate(timeout=60)
+    assert demo.process.returncode == 130, errors
+    assert "Error: interrupted" in errors
+    assert "Traceback" not in output + errors
+    demo.wait_until_gone()
+
+
+def test_control_c_while_starting(tmp_path: Path) -> None:
+    with running_demo(tmp_path / "run", Demo.is_starting) as demo:
+        interrupt(demo)
+
+
+def test_control_c_while_supervised(tmp_path: Path) -> None:
+    with running_demo(tmp_path / "run", Demo.is_supervised, steps=6) as demo:
+        interrupt(demo)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_the_command_is_killed(tmp_path: Path, sent: signal.Signals) -> None:
-    with running_demo(tmp_path / "run", training=True) as demo:
-        demo.send_signal(sent)
-        demo.wait(60)
-        wait_until_gone(demo.pid)
+    """SIGKILL in the first launch, SIGTERM when `bitwitness run` is at work."""
+    supervised = sent == signal.SIGTERM
+    state, steps = (Demo.is_supervised, 6) if supervised else (Demo.is_training, 10_000)
+    with running_demo(tmp_path / "run", state, steps) as demo:
+        demo.process.send_signal(sent)
+        demo.process.wait(60)
+        demo.wait_until_gone()
 
 
 def test_a_rank_is_killed(tmp_path: Path) -> None:
-    with running_demo(tmp_path / "run", training=True) as demo:
-        os.kill(processes_of(demo.pid)[1], signal.SIGKILL)
-        output, errors = demo.communicate(timeout=60)
-        assert demo.returncode == 1
+    with running_demo(tmp_path / "run", Demo.is_training) as demo:
+        os.kill(demo.others()[1], signal.SIGKILL)
+        output, errors = demo.process.communicate(timeout=60)
+        assert demo.process.returncode == 1
         assert "was killed by SIGKILL" in errors
         assert "Traceback (most recent call last)" not in output
-        wait_until_gone(demo.pid)
+        demo.wait_until_gone()
