@@ -200,7 +200,7 @@ def test_ends_in_words_and_numbers() -> None:
 
 
 def outcomes() -> list[Outcome]:
-    found = {}
+    found: dict[tuple[str, int], Outcome] = {}
     for seen in everything():
         outcome = judge(seen)
         found.setdefault((outcome.kind, outcome.exit_code), outcome)

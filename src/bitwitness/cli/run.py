@@ -99,6 +99,7 @@ def run(ctx: click.Context, /, script: str, args: tuple[str, ...], as_json: bool
     if given is not None and index is None:
         raise ConfigurationError("--node-rank is for a cluster, --local and --spares are for one machine: give either")
     options["local"] = index is None
+    options["tick"] = 0.25 if index is None else 1.0  # each look costs shared storage some reads, from every node
     settings = Settings(script=script, args=args, **{**options, "run_dir": options["run_dir"].absolute()})
     check_script(settings)
     if importlib.util.find_spec("torch") is None:
