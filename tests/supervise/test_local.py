@@ -124,7 +124,9 @@ def test_a_hang_names_the_ranks_that_are_behind(here: Place) -> None:
 def test_asked_to_stop_each_rank_leaves_its_loop(here: Place, number: int, code: int) -> None:
     driven = here.start(LONG, nproc_per_node=2)
     until(lambda: len({line.split()[0] for line in here.steps()}) == 4)
-    os.kill(driven.process.pid, number)
+    # Slurm sends SIGUSR1 to every process of a step.
+    for pid in here.processes() if number == signal.SIGUSR1 else [driven.process.pid]:
+        os.kill(pid, number)
     assert driven.wait() == code, driven.output
     assert "every rank left its loop by itself" in here.events("outcome")[0]["text"]
 
