@@ -28,6 +28,7 @@ from bitwitness.evidence import Verdict
 from bitwitness.guard.rewind import UserGenerator, random_state_kept
 from bitwitness.runfiles import RunFiles, new_incident_id, read_label, write_label
 from tests.guard import models
+from tests.guard.faults import Fault, Injector
 from tests.guard.harness import Rank, Seen
 from tests.guard.training import adamw, described, logged
 
@@ -60,7 +61,7 @@ class Kind:
     ddp: Mapping[str, Any] = field(default_factory=lambda: {"broadcast_buffers": False})
     scaler: bool = False
     accumulate: int = 1
-    policy: Mapping[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
 
 
 PLAIN = Kind()
@@ -72,7 +73,7 @@ class Small:
     def __init__(self, place: Rank, kind: Kind | None = None) -> None:
         self.place, self.kind = place, kind or PLAIN
         torch.manual_seed(2)
-        self.module = self.kind.model()
+        self.module: Any = self.kind.model()
         self.model: nn.Module = self.module
         if dist.is_initialized():
             self.model = DistributedDataParallel(self.module, **self.kind.ddp)
@@ -80,13 +81,15 @@ class Small:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2) if self.kind.scaler else None
         self.counter = Counter()
         self.step = 0
+        self.injector = Injector(self.kind.faults, place.rank)
+        self.injector.attach(self.module, self.optimizers)
         torch.manual_seed(100 + place.rank)
         random.seed(300 + place.rank)
         np.random.seed(400 + place.rank)  # noqa: NPY002  (one of the sources)
         models.seed_own(200 + place.rank)
 
     def guard(self, run_dir: Path | None = None, **changes: Any) -> Guard:
-        policy = RARELY | dict(self.kind.policy) | changes.pop("policy", {})
+        policy = RARELY | changes.pop("policy", {})
         arguments: dict[str, Any] = {
             "loss_fn": models.random_loss,
             "run_dir": run_dir or self.place.run_dir,
@@ -100,6 +103,7 @@ class Small:
     def train(self, guard: Guard, until: int) -> None:
         """Guarded, to before step `until`."""
         while self.step < until:
+            self.injector.begin_step(self.step)
             for micro in range(self.kind.accumulate):
                 guard.forward_backward(self.batch(micro), last=micro == self.kind.accumulate - 1)
             guard.step(max_grad_norm=1.0)

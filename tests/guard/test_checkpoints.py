@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.guard import writing
 from tests.guard.harness import Launch, Scenario, launch
+from tests.guard.resuming import KINDS, LOADERS, loaders, put_back, refuses_its_state
 from tests.guard.saving import DAMAGE, NAMES, OTHERS, Copies, damaged, forbidden, mismatched, none_left, two_saves
 
 pytestmark = pytest.mark.timeout(300)
@@ -21,6 +23,18 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         Scenario("none left", none_left, FOLDER),
         Scenario("forbidden", forbidden, FOLDER),
         Scenario("mismatched", mismatched, FOLDER),
+        Scenario("troubled", writing.troubled),
+        Scenario("parted", writing.parted, "raise"),
+        Scenario("parted in shadow mode", writing.parted, "record"),
+        Scenario("in shadow mode", writing.in_shadow),
+        Scenario("out of turn", writing.out_of_turn),
+        Scenario("retained", writing.retained),
+        Scenario("told to stop", writing.told_to_stop),
+        Scenario("in quarantine", writing.in_quarantine),
+        Scenario("foreign", writing.foreign),
+        *(Scenario(f"resumed, {name}", put_back, name) for name in KINDS),
+        *(Scenario(f"loader, {name}", loaders, name) for name in LOADERS),
+        Scenario("refuses its state", refuses_its_state),
     ]
     return launch(scenarios, 3, tmp_path_factory.mktemp("checkpoints"), deadline=200, collective_timeout=20)
 
@@ -89,3 +103,179 @@ def test_another_number_of_ranks(done: Launch) -> None:
         error = seen["world"]["error"]
         assert error["type"] == "ConfigurationError"
         assert "saved by 4 ranks, this job has 3" in error["message"]
+
+
+# Saving under difficulties --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", writing.TROUBLES)
+def test_a_save_that_fails_is_told_everywhere_and_leaves_nothing(done: Launch, name: str) -> None:
+    trouble = writing.TROUBLES[name]
+    for of_rank in done.seen("troubled"):
+        seen = of_rank[name]
+        assert seen["error"] is not None, "was published"
+        assert seen["error"]["type"] == "CheckpointError"
+        assert all(word in seen["error"]["message"] for word in trouble.words), seen["error"]["message"]
+        assert seen["files"] == ["step-00000001"], "the one before is as it was, and nothing half is left"
+        assert seen["unchanged"]
+
+
+def test_training_goes_on_after_failed_saves(done: Launch) -> None:
+    for seen in done.seen("troubled"):
+        assert seen["right"]
+        assert seen["steps"] == 1 + len(writing.TROUBLES)
+        assert seen["from"] == seen["steps"]
+        assert seen["right afterwards"]
+        assert seen["visible"] == ["step-00000001", f"step-{seen['steps']:08d}"]
+
+
+def test_a_checkpoint_is_not_lost_to_one_that_cannot_replace_it(done: Launch) -> None:
+    for seen in done.seen("troubled"):
+        assert seen["replacing"]["error"]["type"] == "CheckpointError"
+        assert seen["replacing"]["files"], "the old one is there, bit for bit"
+
+
+def test_replicas_that_parted_are_not_saved(done: Launch) -> None:
+    for seen in done.seen("parted"):
+        error = seen["error"]
+        assert error["type"] == "CorruptionDetected"
+        assert (error["verdict"]["check"], error["verdict"]["ranks"]) == ("replicas", [1])
+        assert error["readable"]
+        assert seen["visible"] == ["step-00000001"]
+        assert (seen["foreign"]["type"], seen["called"]) == ("CorruptionDetected", False)
+        assert (seen["from"], seen["right"]) == (1, True)
+
+
+def test_in_shadow_mode_they_are_saved_and_not_trusted(done: Launch) -> None:
+    for rank, seen in enumerate(done.seen("parted in shadow mode")):
+        assert seen["error"] is None
+        assert (seen["foreign"], seen["called"]) == (None, True)
+        assert seen["visible"] == ["step-00000001", "step-00000002"]
+        assert "memory corruption on rank 1 (node n1)" in seen["failed"]["step-00000002"]["replicas"]
+        assert seen["failed"]["step-00000001"] == {}
+        assert (seen["from"], seen["right"]) == (1, True)
+        told = [
+            line for line in seen["logged"] if "step-00000002 is refused: it is not a verified one: replicas" in line
+        ]
+        assert len(told) == (rank == 0)
+
+
+def test_in_shadow_mode_what_the_weights_took_is_in_every_later_label(done: Launch) -> None:
+    for seen in done.seen("in shadow mode"):
+        assert seen["visible"] == ["step-00000001", "step-00000004"]
+        assert "compute corruption on rank 1" in seen["failed"]["step-00000004"]["replay"]
+        assert seen["incidents"]["step-00000004"] == [], "known, and not dealt with"
+        assert (seen["from"], seen["right"]) == (1, True)
+
+
+def test_only_between_two_steps(done: Launch) -> None:
+    for seen in done.seen("out of turn"):
+        assert (seen["nothing there"], seen["at the beginning"]) == (0, "step-00000000")
+        for when in ("after a micro-batch", "before verify_weights"):
+            assert seen[when]["type"] == "ConfigurationError"
+            assert "between two steps" in seen[when]["message"]
+        for when in ("resume after a micro-batch", "resume after a step"):
+            assert seen[when]["type"] == "ConfigurationError"
+            assert "before the loop" in seen[when]["message"]
+        assert seen["closed"]["type"] == "ConfigurationError"
+        assert (seen["right"], seen["from"], seen["right again"]) == (True, 0, True)
+
+
+def test_older_ones_are_thinned_out(done: Launch) -> None:
+    for seen in done.seen("retained"):
+        kept = [int(name.partition("-")[2]) for name in seen["visible"]]
+        assert kept[-2:] == [11, 12]
+        assert 1 in kept, "the only one that was audited at its last step"
+        assert len(kept) <= 6
+
+
+def test_told_to_stop_on_one_rank(done: Launch) -> None:
+    for seen in done.seen("told to stop"):
+        assert seen["steps"] == [False, True, True]
+
+
+def test_a_device_in_quarantine_joins_under_no_name(done: Launch) -> None:
+    for seen in done.seen("in quarantine"):
+        refused = seen["refused"]
+        assert refused["type"] == "ConfigurationError"
+        assert all(word in refused["message"] for word in ("device chip-7 (then on node n1)", "ranks 2 (node renamed)"))
+        assert "quarantine clear" in refused["message"]
+        assert seen["node"]["type"] == "ConfigurationError"
+        assert "node n0 is in quarantine" in seen["node"]["message"]
+        assert seen["placement"] == ["chip-20", "chip-21", "chip-7"]
+        assert seen["right"]
+
+
+# Somebody else's writer -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", writing.WRITERS)
+def test_somebody_elses_writer(done: Launch, name: str) -> None:
+    words = writing.WRITERS[name][2]
+    for rank, of_rank in enumerate(done.seen("foreign")):
+        seen = of_rank[name]
+        own = name == "raises on every rank" or (name == "raises on rank 2" and rank == 2)
+        assert seen["own"] == (["the writer has no room"] if own else [])
+        if own or words:
+            assert seen["step"] is None, "was labelled"
+        else:
+            assert seen["step"] == seen["at"]
+            assert seen["read_back"].startswith("each file by a rank on another node")
+        if words and not own:
+            assert seen["error"]["type"] == "CheckpointError"
+            assert all(word in seen["error"]["message"] for word in words), seen["error"]["message"]
+        else:
+            assert seen["error"] is None
+
+
+def test_all_files_of_a_folder_are_labelled(done: Launch) -> None:
+    for seen in done.seen("foreign"):
+        for name in ("a folder", "a folder, read back"):
+            assert seen[name]["files"] == [".metadata", *(f"deep/__{rank}_0.distcp" for rank in range(3))]
+        assert seen["a file"]["files"] == ["a-file"]
+
+
+def test_a_foreign_file_that_another_node_reads_differently(done: Launch) -> None:
+    for seen in done.seen("foreign"):
+        error = seen["lied to"]["error"]
+        assert error["type"] == "CheckpointError"
+        assert "reads differently on rank 1 (node n1)" in error["message"]
+        assert seen["lied to"]["step"] is None
+
+
+def test_a_writer_that_takes_two_steps(done: Launch) -> None:
+    for seen in done.seen("foreign"):
+        one = seen["asynchronous"]
+        assert one["label"] == one["step"]
+        assert one["error"]["type"] == "CheckpointError"
+        assert f"the weights that were staged at step {one['step']}" in one["error"]["message"]
+        assert not one["labelled"]
+        assert seen["right"], "and nothing of this changed a bit of the training"
+
+
+# What is put back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_everything_is_put_back(done: Launch, name: str) -> None:
+    for seen in done.seen(f"resumed, {name}"):
+        assert seen["final"] == seen["expected"]
+        assert seen["from"] == 2
+        assert seen["resumed"] == seen["expected"]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_go_on_where_they_were(done: Launch, name: str) -> None:
+    for seen in done.seen(f"loader, {name}"):
+        assert len(set(seen["losses"])) == len(seen["losses"])
+        assert seen["guarded"] == seen["plain"], "the saves changed something"
+        assert sorted(map(int, seen["resumed"])) == seen["saves"]
+        assert {step: outcome for step, outcome in seen["resumed"].items() if outcome != [*seen["plain"], True]} == {}
+        assert seen.get("twice", seen["plain"]) == seen["plain"]
+
+
+def test_an_object_that_refuses_its_state_is_named(done: Launch) -> None:
+    for seen in done.seen("refuses its state"):
+        assert seen["error"]["type"] == "CheckpointError"
+        assert "stateful['counter']" in seen["error"]["message"]
+        assert "no such clock" in seen["error"]["message"]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer of a process loads it
 import torch.distributed as dist
 
 import bitwitness

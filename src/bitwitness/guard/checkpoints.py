@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,8 @@ class Keeper:
         try:
             written = self._patiently("checkpoint: write", lambda: self._write(staging))
             files = {name: digest for digests, _ in written for name, digest in digests.items()}
-            self._patiently("checkpoint: read back", lambda: self._read_back(staging, files, written[0][1]))
+            alike = self._alike(standing)
+            self._patiently("checkpoint: read back", lambda: self._read_back(staging, files, written[0][1], alike))
             label = self._label(standing, written[0][1], files, self._readers())
             published = self._patiently("checkpoint: publish", lambda: self._publish(staging, label))
         except BaseException:
@@ -129,14 +130,16 @@ class Keeper:
             digests[snapshot.SHARED] = snapshot.write(staging / snapshot.SHARED, shared)
         return digests, table
 
-    def _read_back(self, folder: Path, files: Mapping[str, FileDigest], table: Mapping[str, str]) -> None:
+    def _read_back(self, folder: Path, files: Mapping[str, FileDigest], table: Mapping[str, str], alike: bool) -> None:
         """Read what others wrote, here; the weights are compared with those that this rank trains itself."""
         for writer in self._read_by(self.job.rank):
             name = snapshot.rank_file(writer)
             self._same_file(folder / name, files[name], writer)
         if self.job.rank == self._reader_of(0):
             self._same_file(folder / snapshot.SHARED, files[snapshot.SHARED], 0)
-            self._same_tensors(folder / snapshot.SHARED, snapshot.read(folder / snapshot.SHARED, mapped=True), table)
+            self._same_tensors(
+                folder / snapshot.SHARED, snapshot.read(folder / snapshot.SHARED, mapped=True), table, alike
+            )
 
     def _same_file(self, path: Path, expected: FileDigest, writer: int) -> None:
         snapshot.forget_cached(path)
@@ -148,12 +151,12 @@ class Keeper:
                 "storage or the way to it damages data. The checkpoint was not published; earlier ones are as they were"
             )
 
-    def _same_tensors(self, path: Path, content: Mapping[str, Any], table: Mapping[str, str]) -> None:
+    def _same_tensors(self, path: Path, content: Mapping[str, Any], table: Mapping[str, str], alike: bool) -> None:
         stored = snapshot.fingerprints(content, self.job.seed)
         own = snapshot.fingerprints(snapshot.shared_state(self.job), self.job.seed)
         for name in sorted({*table, *stored}):
-            of_rank = name in self._buffers()
-            if stored.get(name) != table.get(name) or (not of_rank and own.get(name) != stored.get(name)):
+            shared = alike and name not in self._buffers()
+            if stored.get(name) != table.get(name) or (shared and own.get(name) != stored.get(name)):
                 raise CheckpointError(
                     f"{name} in {path} is not what {self._place(self.job.rank)} trains, although the replicas had just agreed: it "
                     f"was changed in the memory of {self._place(0)} or on the way to the disk. The checkpoint was not published; "
@@ -174,9 +177,13 @@ class Keeper:
     # Around somebody else's writer -----------------------------------------------------------------------------------
 
     def stage(self, path: Path, standing: Standing, read_back: ReadBack | None) -> Staged:
-        """Remember what is about to be written elsewhere."""
+        """Remember what is about to be written elsewhere, and of what may differ from rank to rank everybody's."""
         model = {"model": self.job.module.state_dict()}
-        return Staged(self, path, standing, snapshot.fingerprints(model, self.job.seed), read_back)
+        own = snapshot.fingerprints(model, self.job.seed)
+        names = self._buffers() & own.keys() if self._alike(standing) else own.keys()
+        held = self._channel.gather("checkpoint: stage", lambda: {name: own[name] for name in names})
+        right = {name: {of_rank.get(name) for of_rank in held} for name in names}
+        return Staged(self, path, standing, own, right, read_back)
 
     def label_foreign(self, staged: Staged) -> Path:
         """Read back what has become durable, on two nodes, and label it."""
@@ -211,7 +218,7 @@ class Keeper:
                 self._same_file(_member(staged.path, name), files[name], writer)
         if staged.read_back is not None and self.job.rank == self._reader_of(0):
             found = self._stored(staged.path, staged.read_back)
-            wrong = sorted(name for name in found if found[name] != staged.tensors.get(name))
+            wrong = sorted(name for name in found if found[name] not in staged.accepted(name))
             if wrong or not found:
                 raise CheckpointError(
                     f"{staged.path}, read back on {self._place(self.job.rank)}, does not hold the weights that were staged at step "
@@ -347,6 +354,10 @@ class Keeper:
         topology, rank = self.job.topology, self.job.rank
         return all(topology.node_of(other) != topology.node_of(rank) for other in range(rank))
 
+    def _alike(self, standing: Standing) -> bool:
+        """Whether the replicas were compared, and agreed."""
+        return self.job.topology.is_uniform and "replicas" not in standing.failed
+
     def _buffers(self) -> set[str]:
         """Names of the tensors that may differ from rank to rank."""
         return {f"model/{name}" for name, _ in self.job.module.named_buffers()}
@@ -384,7 +395,12 @@ class Staged:
     path: Path
     standing: Standing
     tensors: Mapping[str, str]
+    of_ranks: Mapping[str, Collection[str]]
     read_back: ReadBack | None
+
+    def accepted(self, name: str) -> Collection[str]:
+        """The fingerprints that a tensor may have: this rank's own, and of a buffer anybody's."""
+        return self.of_ranks.get(name, {self.tensors.get(name, "")})
 
     def label(self) -> Path:
         """Read the files back on another node and write their label; call it on every rank when they are durable.

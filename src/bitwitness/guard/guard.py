@@ -395,7 +395,7 @@ class Guard:
         self._warm_up_due = False
         self.job.channel.beat(self._step_index, "warm-up")
         try:
-            warm_up(self.job, self._loss_fn, self._training_model, batch)
+            warm_up(self.job, self._loss_fn, self._training_model, batch, self._step_index)
         except BaseException as error:
             self._abandon_step(error)
             raise

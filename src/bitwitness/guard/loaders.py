@@ -35,10 +35,10 @@ def capture(loader: Any) -> dict[str, Any]:
 def restore(loader: Any, saved: Mapping[str, Any], kept: Kept) -> None:
     """Put that back. If its iterator had been drawn for, the next one that is made draws nothing."""
     loader.load_state_dict(saved["state"])
-    if not saved["begun"]:
-        _restore_generators(loader, saved)
-        return
+    _restore_generators(loader, saved)
     loader.__dict__.pop("_get_iterator", None)
+    if not saved["begun"]:
+        return
     make = loader._get_iterator
 
     def make_once() -> Any:

@@ -47,11 +47,12 @@ class Micro:
         loss.backward()
 
 
-def warm_up(job: Job, loss_fn: LossFunction | None, model: Any, batch: Any) -> None:
-    """One forward and backward whose result is thrown away, so that DDP regroups its buckets as it did in the first step.
+def warm_up(job: Job, loss_fn: LossFunction | None, model: Any, batch: Any, steps: int) -> None:
+    """A forward and backward whose result is thrown away, so that DDP regroups its buckets as it did in the first step.
 
-    DDP does that once, after its first backward (torch/csrc/distributed/c10d/reducer.cpp, `rebuild_buckets`), and its sums round
-    differently before and after. Whatever the pass changes is put back: random states, buffers, gradients.
+    DDP does that once, after its first backward (torch/csrc/distributed/c10d/reducer.cpp, `rebuild_buckets`), with a static graph
+    after its second, and its sums round differently before and after. Whatever a pass changes is put back: random states,
+    buffers, gradients. `steps`: those that were made before, of which no more than that have to be made up for.
     """
     if job.ddp is None:
         return
@@ -62,11 +63,12 @@ def warm_up(job: Job, loss_fn: LossFunction | None, model: Any, batch: Any) -> N
     job.gradients.discarding = True
     try:
         with random_state_kept(job.device, job.workload.generators):
-            loss_fn(model, batch).backward()
+            for _ in range(min(steps, 2 if job.ddp.static_graph else 1)):
+                loss_fn(model, batch).backward()
+                restore_buffers(job.module, buffers)
+                clear_gradients(job)
     finally:
         job.gradients.discarding = False
-    restore_buffers(job.module, buffers)
-    clear_gradients(job)
 
 
 def clear_gradients(job: Job) -> None:
