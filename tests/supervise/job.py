@@ -47,7 +47,18 @@ def corrupt(what: str) -> None:
     raise CorruptionDetected(read_incident(ours()[0]).verdict, ours()[0])
 
 
+def go_on_after(reaction: str) -> None:
+    """Find a transient fault of rank 2, and train on, as a guard does with that policy."""
+    where = samples.topology(NODES, names=os.environ.get("NAMES", "node-0,node-1,node-2").split(","))
+    if RANK == 0:
+        seen = samples.replays(where, 4, samples.GOOD)
+        policy = {"on_detection": reaction}
+        samples.write(RUN_DIR, seen, where, supervision=SESSION, generation=GENERATION, policy=policy)
+
+
 def do(what: str) -> None:
+    if what in ("retry", "record"):
+        go_on_after(what)
     if what == "raise":
         raise ValueError("the data set is gone")
     if what == "lose":

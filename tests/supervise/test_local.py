@@ -76,6 +76,14 @@ def test_transient_corruption_is_a_strike_until_there_are_too_many(here: Place) 
     assert (first, second) == (["strike", "restarted"], ["strike", "quarantined", "stopped"])  # no spare was left
 
 
+@pytest.mark.parametrize(("reaction", "strikes"), [("retry", 1), ("record", 0)])
+def test_what_a_guard_got_over_is_a_strike_unless_it_only_watches(here: Place, reaction: str, strikes: int) -> None:
+    done = here.run("3", f"{reaction}@*:1:*", nodes=3, nproc_per_node=2)
+    assert done.wait() == 0, done.output
+    assert len(sorted_incidents(here)) == 1
+    assert RunFiles(here.run_dir).quarantine.read().strikes_within("node-2/cpu-0", 3600) == strikes
+
+
 def test_unattributed_corruption_is_tried_once_more_with_every_step_audited(here: Place) -> None:
     done = here.run("3", "unattributed@*:1:*", nodes=3, nproc_per_node=2)
     assert done.wait() == 3, done.output

@@ -44,6 +44,17 @@ def incidents_of(files: RunFiles, session: str, generation: int, failures: Seque
     return tuple(hits[name] for name in sorted(hits))
 
 
+def survived(files: RunFiles, session: str, generation: int, ending: Sequence[Hit]) -> tuple[Hit, ...]:
+    """The incidents of a generation after which training went on (*retry*, *skip*): they count as strikes all the same.
+
+    Shadow mode is not among them: it observes, and nothing follows from it.
+    """
+    ended = {hit.id for hit in ending}
+    found = (_read(path) for path in files.incidents() if path.name not in ended)
+    mine = [one for one in found if one is not None and _origin(one) == (session, generation)]
+    return tuple(_hit(one) for one in mine if not _stops(one) and one.record["policy"]["on_detection"] != "record")
+
+
 def unsettled(files: RunFiles, session: str) -> tuple[Hit, ...]:
     """Incidents of earlier supervised runs about which nothing was done, because their supervisor died as well."""
     hits = []

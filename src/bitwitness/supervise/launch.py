@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from bitwitness.supervise.agent import REPORT
 from bitwitness.supervise.decisions import Failure
 from bitwitness.supervise.identity import Identity
 from bitwitness.supervise.processes import MARKER, PARENT, kill, started, sweep
+from bitwitness.supervise.scratch import Scratch
 from bitwitness.supervise.settings import Settings
 from bitwitness.supervise.worker import GENERATION, NOTES, RUN_DIR, SUPERVISION
 
@@ -105,7 +105,7 @@ class AgentRun:
         session: str,
         generation: Generation,
         logs: Path,
-        scratch: Path,
+        scratch: Scratch,
         echo: tuple[TextIO, TextIO],
     ) -> None:
         self.generation = generation
@@ -209,17 +209,17 @@ class AgentRun:
             self._process.wait()
             self.code = self._process.returncode
             self._finish()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     # How it is started
 
     @property
     def _beats(self) -> Path:
-        return self._scratch / "beats"
+        return self._scratch.path / "beats"
 
     @property
     def _notes(self) -> Path:
-        return self._scratch / "notes"
+        return self._scratch.path / "notes"
 
     def _command(self) -> list[str]:
         settings, generation = self._settings, self.generation
@@ -254,7 +254,7 @@ class AgentRun:
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
             PARENT: str(os.getpid()),
             MARKER: self._marker,
-            REPORT: str(self._scratch / "report.json"),
+            REPORT: str(self._scratch.path / "report.json"),
             NOTES: str(self._notes),
             RUN_DIR: str(self._settings.run_dir),
             SUPERVISION: session,
@@ -341,7 +341,7 @@ class AgentRun:
 
     def _report(self) -> dict[int, int]:
         try:
-            found = json.loads((self._scratch / "report.json").read_text(encoding="utf-8"))
+            found = json.loads((self._scratch.path / "report.json").read_text(encoding="utf-8"))
             return {int(one["local_rank"]): int(one["exit_code"]) for one in found}
         except (OSError, ValueError, KeyError, TypeError):
             return {}

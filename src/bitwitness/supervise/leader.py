@@ -425,9 +425,10 @@ class Leader:
         self.events("outcome", f"generation {number}: {outcome.headline}", *outcome.details, outcome=outcome.kind)
         blamed = Blame()
         try:
-            if outcome.hits:
+            hits = (*outcome.hits, *findings.survived(self._run_files, self.id, number, outcome.hits))
+            if hits:
                 strikes = findings.strikes_within(self._run_files, self._settings)
-                blamed = blame(outcome.hits, strikes, self._settings)
+                blamed = blame(hits, strikes, self._settings)
                 self._punish(blamed)
         except RunFilesError as error:
             # Whoever is started again without a quarantine on the disk may be the same bad device.

@@ -9,11 +9,9 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TextIO
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
@@ -23,6 +21,7 @@ from bitwitness.supervise.decisions import LOST, Failure, stop_code
 from bitwitness.supervise.events import Show, tell
 from bitwitness.supervise.identity import Identity, free_port
 from bitwitness.supervise.launch import AgentRun
+from bitwitness.supervise.scratch import Scratch
 from bitwitness.supervise.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -251,7 +250,7 @@ class NodeMember:
             self._session,
             generation,
             logs=self._files.logs(self._session, generation.number, self._identity.node),
-            scratch=Path(tempfile.mkdtemp(prefix="bitwitness-")),
+            scratch=Scratch(),
             echo=self._echo,
         )
 
