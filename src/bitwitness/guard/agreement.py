@@ -224,7 +224,14 @@ class Channel:
         try:
             self._store.set(f"lost/{self.rank}", json.dumps([phase, busy]))
             self._store.set("abort", str(self.rank))
-            return self._name_silent()
+            silent = list(range(self.world_size))
+            try:
+                return self._name_silent(silent)
+            except RuntimeError:
+                if 0 in silent:
+                    raise
+                # The store left with the first rank, which had given up as well: that is not what was lost.
+                return "Did not answer before rank 0 left: " + ", ".join(map(self._place, silent[:8])) + "."
         except RuntimeError as error:
             host = os.environ.get("MASTER_ADDR", "the host of rank 0")
             node = f", node {self.topology.node_of(0)}" if self.topology else ""
@@ -358,11 +365,13 @@ class Channel:
             "This says nothing about the numbers; the job cannot go on with this process group: restart it."
         )
 
-    def _name_silent(self) -> str:
+    def _name_silent(self, silent: list[int]) -> str:
+        """Takes out of `silent` who answers, for a while."""
         deadline = time.monotonic() + min(_GRACE, self.timeout)
-        silent = list(range(self.world_size))
         while True:
-            silent = [rank for rank in silent if not self._store.check([f"lost/{rank}"])]
+            for rank in list(silent):
+                if self._store.check([f"lost/{rank}"]):
+                    silent.remove(rank)
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
