@@ -25,10 +25,19 @@ BAD: list[tuple[str, Any]] = [
     ("audit", ["off"]),
     ("on_detection", "ignore"),
     ("on_detection", None),
-    *((name, value) for name in ("audit_every", "check_every") for value in (0, -1, 1.0, "5", None, True, [1])),
-    *(("checkpoint_every", value) for value in (-1, 0.5, "0", None, False)),
+    ("on_detection", ["raise"]),
+    *(
+        (name, value)
+        for name in ("audit_every", "check_every", "keep_checkpoints")
+        for value in (0, -1, 1.0, "5", None, True, [1])
+    ),
+    *((name, value) for name in ("checkpoint_every", "max_skips") for value in (-1, 0.5, "0", None, False)),
     *((name, value) for name in ("deterministic_audits", "replica_buffers") for value in (0, 1, "true", None)),
-    *(("timeout", value) for value in (0, 0.5, -1, 86_401, float("nan"), float("inf"), "300", None, True)),
+    *(
+        (name, value)
+        for name in ("timeout", "checkpoint_timeout")
+        for value in (0, 0.5, -1, 86_401, float("nan"), float("inf"), "300", None, True)
+    ),
 ]
 
 
@@ -114,6 +123,10 @@ def test_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
         ("replica_buffers", "no", False),
         ("replica_buffers", "0", False),
         ("on_detection", "record", "record"),
+        ("on_detection", "retry", "retry"),
+        ("max_skips", "0", 0),
+        ("keep_checkpoints", "7", 7),
+        ("checkpoint_timeout", "60", 60.0),
     ],
 )
 def test_variables_are_named_after_the_settings(name: str, text: str, value: Any) -> None:

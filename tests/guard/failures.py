@@ -14,9 +14,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bitwitness import BitwitnessError, fingerprint_tensors, runfiles
+from bitwitness import BitwitnessError, fingerprint_tensors
 from bitwitness.guard import replication
 from bitwitness.guard.checks import numerics
+from bitwitness.runfiles import run as run_files
 from tests.guard import models
 from tests.guard.faults import Fault
 from tests.guard.harness import Rank, Seen
@@ -114,7 +115,7 @@ def _traps(trap: _Trap) -> Iterator[None]:
     with (
         patch.object(numerics, "fingerprint_tensors", trapped("numerics", fingerprint_tensors)),
         patch.object(replication, "fingerprint_tensors", _after_update(trap, fingerprint_tensors)),
-        patch.object(runfiles, "_sync_folder", lambda folder: trap.spring("incident")),
+        patch.object(run_files, "sync_folder", lambda folder: trap.spring("incident")),
     ):
         yield
 
