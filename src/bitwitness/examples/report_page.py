@@ -119,12 +119,13 @@ def evidence(incident: Incident) -> Iterator[dict[str, Any]]:
         else:
             replays.setdefault((seen.owner, seen.micro or 0, seen.check), []).append(seen)
     for (check, place), group in sorted(places.items()):
-        if len({seen.value for seen in group}) > 1:
+        values = {seen.value for seen in group}
+        if len(values) > 1 or NONFINITE in values:
             yield _table(incident, f"{check}: {_PLACES.get(place, place)}", group)
     agreed = 0
     for (owner, micro, check), group in sorted(replays.items()):
-        values = {value for seen in group for value in seen.runs}
-        if len(values) < 2 and NONFINITE not in values:
+        runs = {value for seen in group for value in seen.runs}
+        if len(runs) < 2 and NONFINITE not in runs:
             agreed += 1
             continue
         what = "input" if check == "input" else "result"
@@ -154,19 +155,22 @@ def _table(incident: Incident, title: str, group: Sequence[Observation]) -> dict
                 "value": seen.value[:_DIGITS],
                 "repeats": repeats
                 + ("the same" if same else ", ".join(sorted({one[:_DIGITS] for one in seen.repeats}))),
-                "about": seen.error or _differs(seen),
+                "about": _about(seen),
                 "named": seen.rank in incident.verdict.ranks,
             }
         )
     return {"title": title, "rows": rows}
 
 
-def _differs(seen: Observation) -> str:
-    """In what a run differs from training: the first names, and how many more."""
+def _about(seen: Observation) -> str:
+    """What a person needs to see: the first names in which a run differs from training, or whatever the check told."""
+    if seen.error:
+        return seen.error
     names = [str(name) for name in seen.detail.get("differs", ())]
+    if not names:
+        return ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in seen.detail.items())
     count = max(len(names), *(int(seen.detail.get(key) or 0) for key in ("differing", "gradients_differing")))
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown + (f" and {count - _NAMES_SHOWN} more" if count > _NAMES_SHOWN else "")
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {count - _NAMES_SHOWN} more" if count > _NAMES_SHOWN else "")
 
 
 # The curves ----------------------------------------------------------------------------------------------------------
