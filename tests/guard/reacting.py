@@ -24,9 +24,15 @@ from tests.guard.training import Plan, TrainingRun, described, logged, two_optim
 RETRY = {"audit": "gradients", "on_detection": "retry"}
 SKIP = {"audit": "gradients", "on_detection": "skip"}
 
+
+def drawing_tokens(step: int, rank: int, micro: int) -> Any:
+    """A batch that is a function of step and rank, and draws although it need not."""
+    torch.rand(()), random.random()
+    return models.tokens(step, rank, micro)
+
+
 RETRIED = {
     "matmul": Plan(faults=(Fault("matmul", 1),)),
-    "backward matmul": Plan(faults=(Fault("backward matmul", 2),)),
     "gradient": Plan(faults=(Fault("gradient x 4", 0),)),
     "nan": Plan(faults=(Fault("nan gradient", 1),)),
     "by phases": Plan(drive="phases", faults=(Fault("matmul", 1),)),
@@ -44,7 +50,13 @@ RETRIED = {
     "bucket views": Plan(ddp={"gradient_as_bucket_view": True}, faults=(Fault("gradient x 4", 1),)),
     "the first step": Plan(faults=(Fault("nan gradient", 1, step=0),)),
     "input": Plan(rebuild=True, faults=(Fault("token", 1),)),
-    "drawn batches": Plan(loss=models.random_loss, own_generators=True, rebuild=True, faults=(Fault("matmul", 0),)),
+    "drawn batches": Plan(
+        loss=models.random_loss,
+        own_generators=True,
+        batches=drawing_tokens,
+        rebuild=True,
+        faults=(Fault("matmul", 0),),
+    ),
     "all-reduce": Plan(faulty_hook=True, faults=(Fault("inf in the all-reduce", 1),)),
 }
 """Transient faults: the step is run again, and in the end nothing has happened."""

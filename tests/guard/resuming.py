@@ -153,7 +153,6 @@ SHARED = torch.Generator()
 LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": lambda: {"shuffle": True},
     "own generator": lambda: {"shuffle": True, "generator": SHARED.manual_seed(5)},
-    "in order": lambda: {"shuffle": False},
     "one worker": lambda: {"shuffle": True, "num_workers": 1},
 }
 

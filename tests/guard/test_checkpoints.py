@@ -30,6 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         Scenario("out of turn", writing.out_of_turn),
         Scenario("retained", writing.retained),
         Scenario("told to stop", writing.told_to_stop),
+        Scenario("under suspicion", writing.under_suspicion),
         Scenario("in quarantine", writing.in_quarantine),
         Scenario("foreign", writing.foreign),
         *(Scenario(f"resumed, {name}", put_back, name) for name in KINDS),
@@ -192,6 +193,13 @@ def test_older_ones_are_thinned_out(done: Launch) -> None:
 def test_told_to_stop_on_one_rank(done: Launch) -> None:
     for seen in done.seen("told to stop"):
         assert seen["steps"] == [False, True, True]
+
+
+def test_under_suspicion_every_step_is_checked(done: Launch) -> None:
+    for seen in done.seen("under suspicion"):
+        assert seen["passed"] == {"numerics": 2, "replay": 2, "replicas": 2}
+        assert any("under suspicion" in line for line in seen["logged"])
+        assert seen["right"]
 
 
 def test_a_device_in_quarantine_joins_under_no_name(done: Launch) -> None:

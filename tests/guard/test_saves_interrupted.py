@@ -19,7 +19,7 @@ DIE = [
     Moment("published", 0, left=("step-00000002", "step-00000003")),
 ]
 SLOW = Moment("fsync", 1, sleep=8.0, timeout=5.0, checkpoint_timeout=60.0)
-TOO_SLOW = Moment("fsync", 1, sleep=14.0, timeout=5.0, checkpoint_timeout=6.0)
+TOO_SLOW = Moment("fsync", 1, sleep=12.0, timeout=5.0, checkpoint_timeout=6.0)
 
 
 def _child(name: str, world_size: int, run: object, given: object = None, folder: str = "") -> Child:

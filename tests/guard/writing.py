@@ -299,6 +299,15 @@ def told_to_stop(place: Rank, _: None) -> Seen:
     return seen
 
 
+def under_suspicion(place: Rank, _: None) -> Seen:
+    """Whatever the policy says, everything is checked at every step."""
+    seen, job = Seen(), Small(place)
+    with patch.dict(os.environ, {"BITWITNESS_SUSPICION": "1"}), seen_log(seen), job.guard() as guard:
+        job.train(guard, 3)
+        seen["passed"] = dict(guard._last_passed)
+    return seen | {"right": job.state() == expected(place, 3)}
+
+
 def in_quarantine(place: Rank, _: None) -> Seen:
     """A device was denied on node n1; a job in which it has another rank and its node another name."""
     seen = Seen()
