@@ -166,6 +166,7 @@ def test_in_shadow_mode_what_the_weights_took_is_in_every_later_label(done: Laun
         assert seen["visible"] == ["step-00000001", "step-00000004"]
         assert "compute corruption on rank 1" in seen["failed"]["step-00000004"]["replay"]
         assert seen["incidents"]["step-00000004"] == [], "known, and not dealt with"
+        assert seen["from in shadow mode"] == 4, "who only watches sends no job back"
         assert (seen["from"], seen["right"]) == (1, True)
 
 

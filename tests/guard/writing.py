@@ -228,6 +228,9 @@ def in_shadow(place: Rank, _: None) -> Seen:
         guard.save_checkpoint()
     barrier()
     seen["visible"] = visible(place.run_dir)
+    again = Small(place)
+    with again.guard(policy={"on_detection": "record"}) as guard:
+        seen["from in shadow mode"] = again.resume(guard)
     return seen | _resumed(place)
 
 

@@ -269,17 +269,24 @@ class Keeper:
         if self.job.rank != 0:
             return []
         self._store.discard_leftovers()
-        incidents = [read_incident(path) for path in self.files.incidents()]
         plan = []
         for path in self._store.list():
             try:
                 label = read_label(path)
                 reason = "" if label.step == _step_of(path) else f"its label is that of step {label.step}"
-                reason = reason or distrust(label, incidents)
+                reason = reason or self._distrust(path, label)
             except RunFilesError as error:
                 reason = str(error)
             plan.append((str(path), reason))
         return plan
+
+    def _distrust(self, path: Path, label: Label) -> str:
+        """Why an incident or its own label forbids a checkpoint. Nothing does in shadow mode: it observes, and changes nothing."""
+        reason = distrust(label, [read_incident(one) for one in self.files.incidents()])
+        if reason and self.job.policy.on_detection == "record":
+            logger.warning("%s: %s. Not refused, because the policy is only to record", path, reason)
+            return ""
+        return reason
 
     def _try(self, path: Path) -> Label | str:
         """Verify this checkpoint on every rank and, if all find it whole, restore it: its label; else why not."""
