@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from bitwitness.cli.main import cli
 from bitwitness.cli.run import run as command
+from bitwitness.runfiles.supervision import SupervisionFiles
 from bitwitness.supervise import decisions
 from bitwitness.supervise.identity import INDICES
 from bitwitness.supervise.settings import Settings
@@ -193,3 +194,22 @@ def test_the_manifests_are_what_they_should_be() -> None:
     for call in calls:
         used = re.findall(r"(?<=\s)(--?[a-z][\w-]*)", call)
         assert not set(used) - options - {"--help"}, call
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (3, 3), (160, 160), (None, 137)])
+def test_the_slurm_script_asks_the_leader_where_srun_tells_of_a_killed_wrapper(
+    tmp_path: Path, ended: int | None, code: int
+) -> None:
+    files = SupervisionFiles(tmp_path)
+    files.create("s")
+    files.log("s", "ended", text='an "exit_code": 5', exit_code=1, outcome="of another time")
+    files.log("s", "lost", text="n1 is lost", node="n1")
+    if ended is not None:
+        files.log("s", "ended", text=f"ended (exit code {ended})", exit_code=ended, outcome="finished")
+    lines = re.search(
+        r"^if \[ \$code -eq 137 \]; then .*?^fi$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert lines is not None
+    script = "code=137\n" + lines[0].replace("/shared/job", str(tmp_path)) + "\necho $code"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{code}\n"
