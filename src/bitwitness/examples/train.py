@@ -49,11 +49,10 @@ CHECKPOINTS_KEPT = 20
 
 
 class Events:
-    """The events of one rank, each with a kind, and with the generation of the supervised job."""
+    """The events of one rank, each with a kind, and with the number of the job's start."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._generation = int(os.environ.get("BITWITNESS_GENERATION", "1"))
+    def __init__(self, path: Path, generation: int) -> None:
+        self.path, self._generation = path, generation
         self._file = path.open("a", encoding="utf-8")
 
     def add(self, kind: str, **fields: Any) -> None:
@@ -216,11 +215,11 @@ def _mean(value: Tensor) -> float:
     return float(total) / dist.get_world_size()
 
 
-def join() -> None:
-    """Join the other ranks: as torchrun says, else on the port that the parent process holds open for rank 0."""
+def join(supervised: bool) -> None:
+    """Join the other ranks: as torchrun says, or on the port that the parent process holds open for rank 0."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     listener, timeout = os.environ.get(LISTENER), timedelta(seconds=TIMEOUT)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if supervised:
         dist.init_process_group("gloo", timeout=timeout)
         return
     store = dist.TCPStore(
@@ -239,19 +238,22 @@ def main(run_dir: Path, names: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     settings = Settings.read(run_dir)
-    join()
-    events = Events(events_file(run_dir, dist.get_rank()))
+    trainings = [training for training in TRAININGS if training.name in names]
+    supervised = any(training.supervised for training in trainings)
+    join(supervised)
+    generation = int(os.environ["BITWITNESS_GENERATION"]) if supervised else 1
+    events = Events(events_file(run_dir, dist.get_rank()), generation)
     corpus = Corpus.standard_library()
-    for training in (training for training in TRAININGS if training.name in names):
+    for training in trainings:
         events.add("start", training=training.name)
         Run(settings, training, corpus, run_dir / training.name, events).run()
     dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
-    if "TORCHELASTIC_RUN_ID" not in os.environ:  # under `bitwitness run` it is its worker that ends this process
+    if not supervised:  # under `bitwitness run` the worker ends itself likewise
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # without the interpreter's own shutdown, in which a gloo worker may die
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
