@@ -33,11 +33,10 @@ from tests.guard.worker import die_with
 
 @dataclass(frozen=True)
 class Child:
-    """A job: how many ranks, the port where they meet, what they run. `after`: it waits for these to have ended."""
+    """A job: how many ranks, what they run, in which folder if not one of its own."""
 
     name: str
     world_size: int
-    port: int
     run: Callable[[Rank, Any], Seen]
     given: Any = None
     folder: str = ""
@@ -45,6 +44,7 @@ class Child:
 
 def run_children(place: Rank, children: Sequence[Child]) -> Seen:
     """Fork this rank of every job at once; what each saw, or how it ended."""
+    _meet(place)
     pids: dict[int, Child] = {}
     own = os.getpid()
     for child in children:
@@ -64,14 +64,34 @@ def run_children(place: Rank, children: Sequence[Child]) -> Seen:
     return seen
 
 
+def _meet(place: Rank) -> None:
+    """Wait for the parents of the other ranks: their jobs of the scenario before may have taken longer."""
+    (place.folder / f"ready-{place.rank}").touch()
+    while len(list(place.folder.glob("ready-*"))) < place.world_size:
+        time.sleep(0.02)
+
+
+def _store(place: Rank, child: Child) -> dist.Store:
+    """As torchrun does it, kept by the first rank; it takes a free port and leaves word of it."""
+    word = place.folder / f"port-of-{child.name}".replace(" ", "-")
+    timeout = timedelta(seconds=120)
+    if place.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, child.world_size, True, timeout, wait_for_workers=False)
+        word.with_suffix(".tmp").write_text(str(store.port))
+        word.with_suffix(".tmp").rename(word)
+        return store
+    while not word.exists():
+        time.sleep(0.02)
+    return dist.TCPStore("127.0.0.1", int(word.read_text()), child.world_size, False, timeout, wait_for_workers=False)
+
+
 def _child(place: Rank, child: Child) -> None:
     try:
         folder = place.folder.parent / (child.folder or child.name.replace(" ", "-"))
         folder.mkdir(exist_ok=True)
         if child.world_size > 1:
-            address = f"tcp://127.0.0.1:{child.port}"
-            timeout = timedelta(seconds=60)
-            dist.init_process_group("gloo", address, timeout, rank=place.rank, world_size=child.world_size)
+            store = _store(place, child)
+            dist.init_process_group("gloo", rank=place.rank, world_size=child.world_size, store=store)
         seen = child.run(Rank(place.rank, child.world_size, folder), child.given)
         file = place.folder / f"{child.name}-{place.rank}.json".replace(" ", "-")
         file.with_suffix(".tmp").write_text(json.dumps(seen))
@@ -113,11 +133,13 @@ class Moment:
 def struck(place: Rank, moment: Moment) -> Seen:
     """Two steps, a save, one more step, and a save in which it happens; then, if all is well, another step."""
     job, seen = Small(place), Seen(error=None)
-    policy = {**RARELY, "timeout": moment.timeout, "checkpoint_timeout": moment.checkpoint_timeout}
-    with job.guard(policy=policy) as guard:
+    with job.guard(policy={"checkpoint_timeout": 120.0}) as guard:
         job.train(guard, 2)
         guard.save_checkpoint()
         job.train(guard, 3)
+        # A busy machine may be slow everywhere else.
+        guard.job.policy = guard.job.policy.replace(checkpoint_timeout=moment.checkpoint_timeout)
+        guard.job.channel.timeout = moment.timeout
         started = time.monotonic()
         with ExitStack() as stack:
             if place.rank == moment.rank:
@@ -127,6 +149,7 @@ def struck(place: Rank, moment: Moment) -> Seen:
             except BitwitnessError as error:
                 seen["error"] = described(error, 3)
         seen["waited"] = time.monotonic() - started
+        guard.job.channel.timeout = RARELY["timeout"]
         if seen["error"] is None:
             job.train(guard, 4)
             seen["right"] = job.state() == expected(place, 4)

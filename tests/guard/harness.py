@@ -113,7 +113,7 @@ def launch(
     names = [scenario.name for scenario in scenarios]
     assert len(set(names)) == len(names), "two scenarios of one launch have the same name"
     folder.mkdir(parents=True, exist_ok=True)
-    spec = Spec(world_size, folder, scenarios, process_group, collective_timeout, free_port())
+    spec = Spec(world_size, folder, scenarios, process_group, collective_timeout, _free_port())
     for scenario in scenarios:
         folder_of(spec, scenario.name).mkdir(parents=True)
     (folder / "spec.pickle").write_bytes(pickle.dumps(spec))
@@ -165,7 +165,7 @@ def _exit_code(file: Path) -> int | None:
     return int(file.read_text()) if file.exists() else None
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

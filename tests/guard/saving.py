@@ -32,7 +32,7 @@ from tests.guard.faults import Fault, Injector
 from tests.guard.harness import Rank, Seen
 from tests.guard.training import adamw, described, logged
 
-RARELY = {"audit": "gradients", "audit_every": 1000, "check_every": 1000, "timeout": 60.0}
+RARELY: dict[str, Any] = {"audit": "gradients", "audit_every": 1000, "check_every": 1000, "timeout": 60.0}
 """The first step, and the first after a resume, are audited all the same."""
 
 OWN: list[UserGenerator] = [models.OWN_TORCH, models.OWN_NUMPY, models.OWN_PYTHON]

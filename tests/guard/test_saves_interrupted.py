@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.guard.children import Child, Moment, gone_on, of_more_ranks, run_children, small_job, struck
-from tests.guard.harness import Launch, Scenario, Seen, free_port, launch
+from tests.guard.harness import Launch, Scenario, Seen, launch
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,7 +23,7 @@ TOO_SLOW = Moment("fsync", 1, sleep=12.0, timeout=5.0, checkpoint_timeout=6.0)
 
 
 def _child(name: str, world_size: int, run: object, given: object = None, folder: str = "") -> Child:
-    return Child(name, world_size, free_port(), run, given, folder)  # type: ignore[arg-type]
+    return Child(name, world_size, run, given, folder)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
