@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bitwitness.guard import gradients, guard, rewind, workload
+from bitwitness.guard import gradients, loop, rewind, workload
 from bitwitness.guard.agreement import Channel
 from bitwitness.guard.guard import Guard
 
@@ -180,7 +180,7 @@ def watched(one: Guard, optimizer: torch.optim.Optimizer, probe: Probe) -> Itera
         (rewind.BufferRecorder, "_copy", CAPTURES),
         (workload.GradientTable, "add", REPLAY_DIGESTS),
         (workload.GradientTable, "finish", REPLAY_DIGESTS),
-        (guard.Micro, "backward", CAPTURES),
+        (loop.Micro, "backward", CAPTURES),
         *((Channel, name, _of_phase) for name in ("max", "gather", "exchange")),
         *((Channel, name, COLLECTIVES) for name in ("_complete", "_wait_for_device")),
         (dist, "all_reduce", COLLECTIVES),
@@ -203,11 +203,11 @@ def watched(one: Guard, optimizer: torch.optim.Optimizer, probe: Probe) -> Itera
 class _Ends:
     """Counts what a micro-batch's context does on entry and exit; what is inside is the caller's."""
 
-    def __init__(self, probe: Probe, context: AbstractContextManager[guard.Micro]) -> None:
+    def __init__(self, probe: Probe, context: AbstractContextManager[loop.Micro]) -> None:
         self._probe = probe
         self._context = context
 
-    def __enter__(self) -> guard.Micro:
+    def __enter__(self) -> loop.Micro:
         with self._probe.meter.span(CAPTURES):
             return self._context.__enter__()
 
