@@ -28,6 +28,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
         Scenario("parted in shadow mode", writing.parted, "record"),
         Scenario("in shadow mode", writing.in_shadow),
         Scenario("out of turn", writing.out_of_turn),
+        Scenario("caught by the loop", writing.caught_by_the_loop),
         Scenario("retained", writing.retained),
         Scenario("told to stop", writing.told_to_stop),
         Scenario("under suspicion", writing.under_suspicion),
@@ -181,6 +182,11 @@ def test_only_between_two_steps(done: Launch) -> None:
             assert "before the loop" in seen[when]["message"]
         assert seen["closed"]["type"] == "ConfigurationError"
         assert (seen["right"], seen["from"], seen["right again"]) == (True, 0, True)
+
+
+def test_after_an_error_that_the_loop_caught(done: Launch) -> None:
+    for seen in done.seen("caught by the loop"):
+        assert (seen["raised"], seen["saved"]) == ("'x'", "step-00000002")
 
 
 def test_older_ones_are_thinned_out(done: Launch) -> None:

@@ -276,6 +276,21 @@ def out_of_turn(place: Rank, _: None) -> Seen:
     return seen
 
 
+def caught_by_the_loop(place: Rank, _: None) -> Seen:
+    """A micro-batch raises on every rank, the loop leaves it out and goes on; a save afterwards is like any other."""
+    job, seen = Small(place), Seen()
+    with job.guard() as guard:
+        job.train(guard, 1)
+        try:
+            guard.forward_backward({"nothing": 0})
+        except KeyError as error:
+            seen["raised"] = str(error)
+        barrier()
+        job.train(guard, 2)
+        seen["saved"] = guard.save_checkpoint().name
+    return seen
+
+
 def retained(place: Rank, _: None) -> Seen:
     """Twelve saves, two of which are to be kept."""
     job, seen = Small(place), Seen()

@@ -68,6 +68,7 @@ class Channel:
         self._step = -1
         self._last_exchange = time.perf_counter()
         self._meetings = 0
+        self._told = False
         self._beats = _beats_file(rank)
         self._group: dist.ProcessGroup | None = None
         self.device = torch.device("cpu")
@@ -195,9 +196,19 @@ class Channel:
     def raised(self, error: BaseException) -> None:
         """Leave word that this rank's own code raised, for the others to find when they miss it."""
         if self._group is not None:
+            self._told = True
             with suppress(RuntimeError):
                 self._store.set(f"raised/{self.rank}", f"{type(error).__name__}: {str(error)[:300]}")
                 self._store.set("abort", str(self.rank))
+
+    def goes_on(self) -> None:
+        """Take that word back: the loop caught what was raised and goes on."""
+        if self._told:
+            self._told = False
+            with suppress(RuntimeError):
+                self._store.delete_key(f"raised/{self.rank}")
+                if self._store.check(["abort"]) and self._store.get("abort").decode() == str(self.rank):
+                    self._store.delete_key("abort")
 
     def who_raised(self) -> str:
         """The ranks that left such word, without waiting for more: the others still wait for this one to fail as well."""

@@ -234,6 +234,7 @@ class Guard:
             raise ConfigurationError(
                 "a micro-batch after the last one of a step: give last=False to all but the last, or call step()"
             )
+        self.job.channel.goes_on()
         if self._warm_up_due:
             self._warm_up(batch)
         self.job.channel.beat(step.index, f"micro-batch {index}")
