@@ -25,9 +25,10 @@ NODES = 3
 
 def corrupt(what: str) -> None:
     """Find corruption of rank 2 of three on three nodes, one process each, as a guard would."""
-    names = os.environ.get("NAMES", "node-0,node-1,node-2").split(",")
+    names = os.environ.get("NAMES", "node-0,node-1,node-3" if what == "moved" else "node-0,node-1,node-2").split(",")
     where = samples.topology(NODES, names=names)
     seen = {
+        "moved": samples.replays(where, 4, samples.BAD),
         "persistent": samples.replays(where, 4, samples.BAD),
         "transient": samples.replays(where, 4, samples.GOOD),
         "unattributed": samples.reduced(where, 4, samples.BAD),
@@ -82,7 +83,7 @@ def do(what: str) -> None:
     if what == "deaf":
         for number in preemption.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    if what in ("persistent", "transient", "unattributed"):
+    if what in ("persistent", "moved", "transient", "unattributed"):
         corrupt(what)
 
 

@@ -80,7 +80,7 @@ FAILURES: list[tuple[Failure, ...]] = [
     (VANISHED,),
     (GONE,),
 ]
-HANG = Hang("n1", 99.0, ((3, "n1", 17, "forward", 98.0),))
+HANG = Hang(99.0, ((3, "n1", 17, "forward", 98.0),), ((0, "n0", 17, "numerics", 97.0), (3, "n1", 17, "forward", 98.0)))
 
 
 def everything() -> list[Evidence]:
@@ -170,6 +170,69 @@ def test_exit_codes_and_words(seen: Evidence, code: int, said: str) -> None:
     outcome = judge(seen)
     assert outcome.exit_code == code
     assert said in outcome.headline
+
+
+RESERVED: list[tuple[Failure, bool, int]] = [
+    *((replace(REAL, exit_code=code, type="SystemExit", text=""), True, 1) for code in (2, 3, 4, 124, 130, 143, 160)),
+    (replace(REAL, exit_code=2, type="PolicyError"), False, 2),
+    (replace(REAL, exit_code=2, type="CheckpointError"), True, 1),
+    (replace(REAL, exit_code=2, type="SystemExit"), False, 1),
+    (replace(REAL, exit_code=5, type="SystemExit"), True, 5),
+    (replace(REAL, exit_code=-2), True, 130),
+]
+
+
+@pytest.mark.parametrize(("failure", "trained", "code"), RESERVED, ids=range(len(RESERVED)))
+def test_a_script_cannot_end_with_a_code_that_means_something_else(failure: Failure, trained: bool, code: int) -> None:
+    outcome = judge(Evidence(4, failures=(failure,), trained=trained))
+    assert (outcome.kind, outcome.exit_code) == ("failed", code)
+    told = any("has a meaning of its own" in line for line in outcome.details)
+    assert told == (code == 1)
+
+
+def test_who_left_early_is_told_before_who_lost_it() -> None:
+    left = Evidence(4, marks={2: "finished"}, failures=(LOST,))
+    assert judge(left).headline.startswith("rank 2 left the job early, with exit code 0; then rank 0 on n0")
+    assert "left" not in judge(replace(left, failures=(REAL,))).headline
+
+
+def test_a_hang_names_who_stands_apart_and_nobody_who_waits() -> None:
+    everybody = HANG.all
+    said = {
+        "; the others wait for rank 3 on n1": HANG,
+        "no progress for 99 s": Hang(99.0, (), everybody),
+        "; nothing was heard yet of any rank on n2": Hang(99.0, (), everybody, ("n2",)),
+    }
+    for words, hang in said.items():
+        outcome = judge(Evidence(4, hang=hang))
+        assert outcome.headline.endswith(words)
+        assert outcome.nodes == (("n1",) if hang.behind else hang.silent)
+    assert "all ranks stand at the same place" in judge(Evidence(4, hang=Hang(9.0, (), everybody))).details[0]
+
+
+def named(rank: int, device: str) -> Named:
+    return Named(rank, f"node of {device}", device, "persistent")
+
+
+@pytest.mark.parametrize(
+    ("before", "doubted"),
+    [
+        ([], False),
+        ([named(1, "gpu1")], False),  # the same device again: it was cleared, or nobody could act
+        ([named(2, "gpu9")], False),
+        ([named(1, "gpu9")], True),
+        ([named(2, "gpu2"), named(1, "gpu9")], True),
+    ],
+)
+def test_what_stays_with_the_rank_is_no_devices_fault(before: list[Named], doubted: bool) -> None:
+    for found in (hit((1, "persistent")), hit((1, "transient"), name="third")):
+        blamed = blame([found], {"gpu1": SETTINGS.strikes - 1}, SETTINGS, before)
+        assert bool(blamed.doubt) == doubted
+        assert bool(blamed.devices) != doubted
+        outcome = judge(Evidence(4, hits=(found,)))
+        action = decide(outcome, Past(), blamed, SETTINGS)
+        assert (action.kind, action.exit_code) == (("stop", 3) if doubted else ("restart", 160))
+        assert not doubted or ("gpu9" in action.reason and not action.exclude)
 
 
 def test_the_cause_comes_first_and_has_lost_nobody() -> None:

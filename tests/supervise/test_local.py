@@ -64,6 +64,15 @@ def test_persistent_corruption_moves_to_a_spare(here: Place) -> None:
     assert len(nodes_of(here)) == 3
 
 
+def test_what_moves_with_the_number_of_a_rank_denies_one_device_and_no_more(here: Place) -> None:
+    """The spare is named in turn: a program that treats one rank apart looks like that."""
+    done = here.run("3", "persistent@*:1:1", "moved@*:1:2", nodes=3, nproc_per_node=2, spares=2)
+    assert done.wait() == 3, done.output
+    assert nodes_of(here) == [["node-0", "node-1", "node-2"], ["node-0", "node-1", "node-3"]]
+    assert list(RunFiles(here.run_dir).quarantine.read().denied_devices) == ["node-2/cpu-0"]
+    assert "what stays with the number of a rank is software" in here.events("ended")[-1]["text"]
+
+
 def test_transient_corruption_is_a_strike_until_there_are_too_many(here: Place) -> None:
     done = here.run("3", "transient@*:1:*", nodes=3, nproc_per_node=2, strikes=2)
     assert done.wait() == 160, done.output

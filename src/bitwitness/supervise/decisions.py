@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
+from bitwitness import errors
 from bitwitness.evidence import Persistence, Verdict
 from bitwitness.supervise.settings import Settings
 
@@ -25,6 +26,10 @@ FINISHED, ATTRIBUTED, UNATTRIBUTED, GUARD, REFUSED = 0, 160, 3, 4, 2
 LOST, HUNG = 137, 124
 """A node that is gone counts as killed; a hang ends as `timeout` of coreutils ends it. 128 and more: try again elsewhere."""
 
+_OURS = {REFUSED, UNATTRIBUTED, GUARD, HUNG, 130, 143, ATTRIBUTED}
+"""Exit codes that a scheduler acts upon: a script that ends with one of them by itself means something else."""
+
+_PLACES_SHOWN = 8
 PORT_RETRIES = 5
 _TELLING = {"GuardFailure", "CheckFailed", "RankLost"}
 _LOST = re.compile(
@@ -106,13 +111,25 @@ class Hit:
     path: str = ""
 
 
+Place = tuple[int, str, int, str, float]
+"""Where a rank stands: rank, node, step, phase, and for how many seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A node without any sign of progress, and the ranks that are furthest behind: (rank, node, step, phase, seconds)."""
+    """A job without any sign of progress.
 
-    node: str
+    Attributes:
+        quiet: seconds.
+        behind: the ranks that stand where the others do not wait for them; empty if all stand at the same place.
+        all: where every rank stands that has shown any progress.
+        silent: nodes none of whose ranks has shown any, while others have.
+    """
+
     quiet: float
-    behind: tuple[tuple[int, str, int, str, float], ...] = ()
+    behind: tuple[Place, ...] = ()
+    all: tuple[Place, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +147,7 @@ class Evidence:
         hang: set where it was ended for that.
         stopping: the signal by which the job was asked to stop, or "".
         port_taken: the first node's agent could not listen.
+        trained: whether some rank had begun a step.
     """
 
     world_size: int
@@ -142,6 +160,7 @@ class Evidence:
     hang: Hang | None = None
     stopping: str = ""
     port_taken: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +262,23 @@ def _stopped(seen: Evidence) -> Outcome:
 
 
 def _hang(seen: Evidence, hang: Hang) -> Outcome:
-    text = f"no rank on {hang.node} made progress for {hang.quiet:.0f} s"
+    """Waiting for one another, all ranks are equally quiet: only where one stands tells it from those that wait for it."""
+    text = f"no progress for {hang.quiet:.0f} s"
+    nodes = hang.silent or tuple(dict.fromkeys(node for _, node, *_ in hang.behind))
+    if hang.silent:
+        text += f"; nothing was heard yet of any rank on {', '.join(hang.silent)}"
+    elif hang.behind:
+        where = ", ".join(f"rank {rank} on {node}" for rank, node, *_ in hang.behind[:3])
+        more = f" and {len(hang.behind) - 3} more" if len(hang.behind) > 3 else ""
+        text += f"; the others wait for {where}{more}"
     details = [
         f"rank {rank} on {node} is at step {step}, in {phase or 'no known phase'}, since {age:.0f} s"
-        for rank, node, step, phase, age in hang.behind
+        for rank, node, step, phase, age in (hang.behind or hang.all)[:_PLACES_SHOWN]
     ] or ["no rank has shown any progress: it hangs before the first step, or prints nothing and has no guard"]
+    if hang.all and not nodes:
+        details.insert(0, "all ranks stand at the same place: suspect the network, or what they all wait for")
     details.append("where each stands is at the end of its stderr log; --hang-timeout sets how long is waited")
-    return Outcome("hang", text, HUNG, tuple(details), nodes=(hang.node,))
+    return Outcome("hang", text, HUNG, tuple(details), nodes=nodes)
 
 
 def _node_lost(seen: Evidence) -> Outcome:
@@ -265,11 +294,30 @@ def _failed(seen: Evidence, first: Failure) -> Outcome:
         details = [f"the end of {first.log}:", *details]
     if others:
         details.append(f"failed after it: {_ranks(others)}")
-    is_guard = first.type in _TELLING or (first.exit_code == GUARD and not first.type)
-    headline = f"the guard failed, which says nothing about the numbers: {first.headline()}"
-    if is_guard:
+    left = sorted(rank for rank, mark in seen.marks.items() if mark == "finished")
+    early = f"{_ranks(left)} left the job early, with exit code 0; then " if left and first.is_lost else ""
+    headline = f"{early}the guard failed, which says nothing about the numbers: {first.headline()}"
+    if first.type in _TELLING:
         return Outcome("guard_failure", headline, GUARD, tuple(details), nodes=(first.node,))
-    return Outcome("failed", first.headline(), exit_code_of(first.exit_code), tuple(details), nodes=(first.node,))
+    code = _code_of_job(first, seen.trained)
+    if code != exit_code_of(first.exit_code):
+        details.append(
+            f"the command ends with {code}, because {exit_code_of(first.exit_code)} has a meaning of its own here"
+        )
+    return Outcome("failed", early + first.headline(), code, tuple(details), nodes=(first.node,))
+
+
+def _code_of_job(first: Failure, trained: bool) -> int:
+    """The job's own exit code, unless a scheduler would take it for one of ours.
+
+    What bitwitness refuses before the first step ends with 2, as everything does that was never started.
+    """
+    code = exit_code_of(first.exit_code)
+    if first.exit_code is None or first.exit_code < 0 or code not in _OURS:
+        return code
+    family = getattr(errors, first.type, None)
+    refused = isinstance(family, type) and issubclass(family, errors.BitwitnessError)
+    return REFUSED if refused and code == REFUSED and not trained else 1
 
 
 def listed(ranks: Sequence[int], most: int = 8) -> str:
@@ -294,6 +342,7 @@ class Blame:
         devices, nodes: who is denied, and why.
         exclude: the nodes that do not train on.
         remark: what the strikes taken together look like, or "".
+        doubt: why nobody is denied although somebody is named, or "".
     """
 
     strikes: tuple[tuple[Hit, Named], ...] = ()
@@ -301,15 +350,17 @@ class Blame:
     nodes: Mapping[str, tuple[Hit, str]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     remark: str = ""
+    doubt: str = ""
 
 
-def blame(hits: Sequence[Hit], strikes: Mapping[str, int], settings: Settings) -> Blame:
+def blame(hits: Sequence[Hit], strikes: Mapping[str, int], settings: Settings, before: Sequence[Named] = ()) -> Blame:
     """Who is denied, and who gets a strike.
 
     Args:
         hits: the incidents of a generation.
         strikes: by device, how many it already has within the window.
         settings: how many are too many.
+        before: whom earlier incidents of this run have named as persistent.
     """
     named = [(hit, one) for hit in hits if hit.verdict.status == "attributed" for one in hit.named]
     devices: dict[str, tuple[Hit, Named, str]] = {}
@@ -323,6 +374,9 @@ def blame(hits: Sequence[Hit], strikes: Mapping[str, int], settings: Settings) -
         if now[one.device] >= settings.strikes:
             window = settings.strike_window / 86_400
             devices.setdefault(one.device, (hit, one, f"{now[one.device]} strikes within {window:g} days"))
+    doubt = _stays_with_the_rank([one for _, one, _ in devices.values()], before)
+    if doubt:
+        return Blame(doubt=doubt)
     nodes: dict[str, tuple[Hit, str]] = {}
     for node in dict.fromkeys(one.node for _, one, _ in devices.values()):
         of_node = [(hit, one.device) for hit, one, _ in devices.values() if one.node == node]
@@ -330,6 +384,24 @@ def blame(hits: Sequence[Hit], strikes: Mapping[str, int], settings: Settings) -
             nodes[node] = (of_node[0][0], f"{len(of_node)} of its devices are denied")
     exclude = tuple(dict.fromkeys(one.node for _, one, _ in devices.values()))
     return Blame(tuple(struck), devices, nodes, exclude, _scattered(now, struck, devices))
+
+
+def _stays_with_the_rank(denied: Sequence[Named], before: Sequence[Named]) -> str:
+    """What moves from device to device with the number of a rank is software: it is no device's fault.
+
+    A loss or a model that treats one rank apart, or two nodes that are wrong in the same way and outvote each healthy
+    third, would otherwise put one healthy node after another into quarantine.
+    """
+    for one in denied:
+        other = next((known for known in before if known.rank == one.rank and known.device != one.device), None)
+        if other is not None:
+            return (
+                f"rank {one.rank} was named before, on {other.node} ({other.device}), and now on {one.node} ({one.device}): what "
+                "stays with the number of a rank is software, or nodes that are wrong alike, and no proof against this device. "
+                f"Nobody more is put in quarantine; the earlier naming of {other.device} is in doubt as well. Look for what the "
+                "program does with this rank; if it is this device after all: bitwitness quarantine add"
+            )
+    return ""
 
 
 def _scattered(now: Mapping[str, int], struck: Sequence[object], denied: Mapping[str, object]) -> str:
@@ -399,6 +471,8 @@ def _decide(outcome: Outcome, past: Past, blamed: Blame, settings: Settings) -> 
 
 
 def _after_corruption(outcome: Outcome, past: Past, blamed: Blame, settings: Settings) -> Action:
+    if blamed.doubt:
+        return Action("stop", UNATTRIBUTED, blamed.doubt, past)
     unattributed = outcome.exit_code == UNATTRIBUTED
     if unattributed and past.unattributed:
         reason = "unattributed again, with every step audited: a person must look"

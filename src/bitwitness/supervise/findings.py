@@ -12,12 +12,10 @@ from bitwitness.errors import RunFilesError
 from bitwitness.evidence import Verdict
 from bitwitness.runfiles import Incident, RunFiles, read_incident
 from bitwitness.runfiles.supervision import Member
-from bitwitness.supervise.decisions import Blame, Failure, Hang, Hit, Named
+from bitwitness.supervise.decisions import Blame, Failure, Hang, Hit, Named, Place
 from bitwitness.supervise.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-_BEHIND_SHOWN = 8
 
 
 def incidents_of(files: RunFiles, session: str, generation: int, failures: Sequence[Failure]) -> tuple[Hit, ...]:
@@ -145,19 +143,36 @@ def _note(files: RunFiles, hit: Hit, action: str, **fields: Any) -> None:
             logger.warning("%s", error)
 
 
+def named_before(files: RunFiles, hits: Sequence[Hit]) -> tuple[Named, ...]:
+    """Whom other incidents of this run have named as persistent."""
+    own = {hit.id for hit in hits}
+    found = (_read(path) for path in files.incidents() if path.name not in own)
+    names = (one for incident in found if incident is not None for one in _hit(incident).named)
+    return tuple(one for one in names if one.persistence == "persistent")
+
+
 def hang_of(members: Collection[Member], marked: Collection[int], timeout: float) -> Hang | None:
-    """The node that has been quiet for too long, and which ranks are furthest behind; None where there is none."""
+    """What is known where some node has been quiet for too long; None where there is none."""
     if not timeout:
         return None
     quiet = [one for one in members if one.state == "running" and one.quiet >= timeout]
     if not quiet:
         return None
-    worst = max(quiet, key=lambda one: one.quiet)
-    ranks = []
+    ranks: list[Place] = []
     for member in members:
         for rank, (step, phase, age) in member.progress.items():
             if int(rank) not in marked:
                 ranks.append((int(rank), member.node, int(step), str(phase), float(age)))
-    lowest = min((step for _, _, step, _, _ in ranks), default=0)
-    behind = sorted((one for one in ranks if one[2] == lowest), key=lambda one: -one[4])
-    return Hang(worst.node, worst.quiet, tuple(behind[:_BEHIND_SHOWN]))
+    silent = tuple(one.node for one in quiet if not one.progress) if ranks else ()
+    return Hang(max(one.quiet for one in quiet), _behind(ranks), tuple(sorted(ranks)), silent)
+
+
+def _behind(ranks: Sequence[Place]) -> tuple[Place, ...]:
+    """Those that stand at a place where the others are not: at an earlier step, else where the longest-standing stands."""
+    if not ranks:
+        return ()
+    lowest = min(step for _, _, step, _, _ in ranks)
+    early = [one for one in ranks if one[2] == lowest]
+    oldest = max(early, key=lambda one: one[4])
+    found = early if len(early) < len(ranks) else [one for one in early if one[3] == oldest[3]]
+    return tuple(sorted(found, key=lambda one: -one[4])) if len(found) < len(ranks) else ()

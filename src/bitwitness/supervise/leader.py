@@ -127,6 +127,7 @@ class Leader:
         self._began = self._phase_since = self._news_at = self._waiting_told = clock()
         self._phase: Phase = "gather"
         self._seen: dict[str, _Seen] = {}
+        self._left: dict[str, str] = {}  # nodes of this generation whose wrapper has left it, and why
         self._places: list[str | None] = []
         self._excluded: set[str] = set()
         self._next = Action("restart", REFUSED, "", Past())
@@ -206,6 +207,7 @@ class Leader:
                 if (member.state, member.generation) != (seen.member.state, seen.member.generation):
                     self._news_at = now
                 seen.member, seen.changed = member, now
+            self._note_left(member)
             if member.state == "refused" and member.generation > seen.refusal_told:
                 seen.refusal_told = member.generation
                 self.events(
@@ -214,6 +216,17 @@ class Leader:
             if member.signal and not self._stopping:
                 self.events("signal", f"{member.node} was told to stop by {member.signal}", node=member.node)
                 self.stop(member.signal)
+
+    def _note_left(self, member: Member) -> None:
+        """It goes on living, may have joined again meanwhile, and yet its workers are gone."""
+        if self._phase == "gather" or member.node not in self._places:
+            return
+        why = member.why if member.state in ("running", "stopped") else ""
+        if member.generation < self._session.generation:
+            why = why or "its wrapper has left the job, or was started anew"
+        if why and member.node not in self._left:
+            self._left[member.node] = why
+            self.events("lost", f"{member.node} has ended its workers: {why}", node=member.node, why=why)
 
     def _lost(self, node: str) -> str:
         """Why a node counts as lost, or ""."""
@@ -320,7 +333,7 @@ class Leader:
             if old is not None and old != new
         ]
         self._places = list(nodes)
-        self._marks, self._arrival, self._trouble_at, self._hang = {}, {}, None, None
+        self._marks, self._arrival, self._left, self._trouble_at, self._hang = {}, {}, {}, None, None
         generation = Generation(
             number, tuple(nodes), first.address, first.port, suspicion=self._suspicion, reason=self._next.reason
         )
@@ -365,7 +378,7 @@ class Leader:
         """Why the generation cannot go on, if so: kind, reason, and whether more may become known by waiting."""
         size = self._settings.nproc_per_node
         for place, node in enumerate(self._places):
-            lost = self._lost(node or "")
+            lost = self._left.get(node or "") or self._lost(node or "")
             if lost and any(rank not in self._marks for rank in range(place * size, (place + 1) * size)):
                 return "lost", f"{node} is lost: {lost}", False
         mine = [one for one in self._members() if one.generation == self._session.generation]
@@ -378,7 +391,7 @@ class Leader:
             return "failed", first.headline(), telling and len(over) < len(self._places)
         if hang is not None:
             self._hang = hang
-            return "hang", f"no rank on {hang.node} made progress for {hang.quiet:.0f} s", False
+            return "hang", f"no progress for {hang.quiet:.0f} s", False
         bad = [one for one in over if one.code != 0]
         if bad:
             return "failed", f"the agent on {bad[0].node} has ended", False
@@ -428,7 +441,8 @@ class Leader:
             hits = (*outcome.hits, *findings.survived(self._run_files, self.id, number, outcome.hits))
             if hits:
                 strikes = findings.strikes_within(self._run_files, self._settings)
-                blamed = blame(hits, strikes, self._settings)
+                before = findings.named_before(self._run_files, hits)
+                blamed = blame(hits, strikes, self._settings, before)
                 self._punish(blamed)
         except RunFilesError as error:
             # Whoever is started again without a quarantine on the disk may be the same bad device.
@@ -456,7 +470,7 @@ class Leader:
         mine = [one for one in self._members() if one.generation == number]
         failures = self._failures(mine)
         over = {one.node: one.code for one in mine if one.state == "ended" and one.code}
-        lost = {node: self._lost(node) for node in self._places if node is not None and self._lost(node)}
+        lost = {node: self._lost(node) for node in self._places if node is not None and self._lost(node)} | self._left
         return Evidence(
             world_size=self._settings.world_size,
             marks=self._marks,
@@ -468,13 +482,14 @@ class Leader:
             hang=self._hang,
             stopping=self._stopping,
             port_taken=any(one.port_taken for one in mine),
+            trained=any(int(step) >= 0 for one in mine for step, *_ in one.progress.values()),
         )
 
     def _punish(self, blamed: Blame) -> None:
         for sentence in findings.punish(self._run_files, blamed):
             self.events("quarantine", sentence)
-        if blamed.remark:
-            self.events("remark", blamed.remark)
+        for remark in filter(None, (blamed.remark, blamed.doubt)):
+            self.events("remark", remark)
 
     def _note(self, what: str, reason: str, nodes: Sequence[str] = ()) -> None:
         """Beside the incidents that are being dealt with, and in the summary: what came of them."""
@@ -492,7 +507,8 @@ class Leader:
         hits = findings.unsettled(self._run_files, self.id)
         if not hits:
             return
-        blamed = blame(hits, findings.strikes_within(self._run_files, self._settings), self._settings)
+        before = findings.named_before(self._run_files, hits)
+        blamed = blame(hits, findings.strikes_within(self._run_files, self._settings), self._settings, before)
         for hit in hits:
             self.events(
                 "unsettled", f"an earlier run ended before it could act on {hit.path}: {hit.verdict.headline()}"
