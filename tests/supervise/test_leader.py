@@ -6,13 +6,14 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.runfiles.supervision import Member, SupervisionFiles
-from bitwitness.supervise.decisions import PORT_RETRIES
+from bitwitness.supervise.decisions import PORT_RETRIES, Failure
 from bitwitness.supervise.events import Event
 from bitwitness.supervise.identity import Identity
 from bitwitness.supervise.leader import Leader, Scattered
@@ -110,6 +111,28 @@ def test_silence_is_a_loss_only_after_its_time(stage: Callable[..., Stage]) -> N
         here.say(node, state="ready", generation=2)
     here.beat(but=("b",))
     assert here.generation == ("a", "c")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ({"why": "the leader was silent for 70 s"}, "b is lost: the leader was silent for 70 s"),
+        ({"state": "joined", "generation": 0, "token": "another"}, "b is lost: its wrapper has left the job"),
+    ],
+    ids=["stopped by itself", "started anew"],
+)
+def test_a_node_that_left_is_the_cause_and_not_whose_connection_it_closed(
+    stage: Callable[..., Stage], word: dict[str, Any], said: str
+) -> None:
+    here = stage()
+    here.start("a", "b")
+    failure = Failure(0, "a", 1, "RuntimeError", "Connection reset by peer", tail=("traceback",))
+    here.say("a", state="ended", code=1, failures=(failure.to_json(),))
+    here.say("b", **word)
+    here.beat()  # the leader, which was silent
+    here.say("b", state="joined", generation=0, why="")
+    assert here.beat() == 137
+    assert said in here.said("ended")[0]
 
 
 def test_a_lost_node_whose_ranks_had_finished_is_no_loss(stage: Callable[..., Stage]) -> None:
@@ -226,6 +249,24 @@ def test_a_session_is_joined_only_while_its_leader_beats(stage: Callable[..., St
     here.now += 51
     with pytest.raises(LeaderLost, match="no leader in"):
         late.tick()
+
+
+def test_one_that_hears_nothing_of_the_leader_leaves_word_of_it(stage: Callable[..., Stage]) -> None:
+    here = stage()
+    one = member(here, "n", here.leader.id)
+    one.tick()
+    run = SimpleNamespace(is_over=False, look=lambda: None, end=lambda: None, close=lambda: None)
+    one._run = run  # type: ignore[assignment]
+    one._said = replace(one._said, state="running", generation=1)
+    here.now += 61
+    one.tick()
+    words = []
+    for over in (False, True):
+        run.is_over = over
+        one.tick()
+        (found,) = here.files.read_members(here.leader.id)
+        words.append((found.state, found.generation, found.why))
+    assert words == [(state, 1, "the leader was silent for 61 s") for state in ("running", "stopped")]
 
 
 def test_a_damaged_quarantine_refuses_and_says_so(stage: Callable[..., Stage]) -> None:

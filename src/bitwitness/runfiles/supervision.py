@@ -103,7 +103,7 @@ class Member(_Record):
         token: of this process, so that two wrappers that call themselves alike find out.
         devices: identities of the node's devices, in the order of local ranks.
         state, generation: what it does, and in which generation.
-        why: the reason of a refusal.
+        why: the reason of a refusal; of one that ran, why it has ended its workers by itself.
         port: one that was free when it became ready.
         code: exit code of its agent, once that has ended; -n for a signal.
         failures: what is known of its workers that have failed, as `supervise.decisions.Failure` has it.

@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TextIO
 
@@ -92,7 +93,10 @@ class NodeMember:
             self._start_leaving("another leader has taken over: stopping to join it")
             return None
         if self._clock() - self._heard_at > self._settings.lost_after and not self._settings.local:
-            self._start_leaving(f"nothing heard of the leader for {self._settings.lost_after:.0f} s: stopping")
+            silent = self._clock() - self._heard_at
+            self._start_leaving(
+                f"nothing heard of the leader for {silent:.0f} s: stopping", f"the leader was silent for {silent:.0f} s"
+            )
             return None
         if self._signal and self._left_alone():
             return Stop(stop_code(self._signal), "stopped", f"stopped by {self._signal}")
@@ -181,14 +185,22 @@ class NodeMember:
             "node, or set BITWITNESS_NODE to another name on each"
         )
 
-    def _start_leaving(self, why: str) -> None:
-        tell(self._show, "left", f"{self._identity.node}: {why}")
+    def _start_leaving(self, text: str, why: str = "") -> None:
+        """End what runs here. `why`: for the leader, should it come back."""
+        tell(self._show, "left", f"{self._identity.node}: {text}")
         self._leaving = True
+        if why and self._said.state in ("running", "ended", "stopped"):
+            self._said = replace(self._said, why=why)
         if self._run is not None:
             self._run.end()
 
     def _leave(self) -> None:
-        if self._run is not None and not self._run.is_over:
+        over = self._run is None or self._run.is_over
+        if self._said.why and self._said.state == "running":
+            self._said = replace(self._said, state="stopped" if over else "running")
+            with suppress(RunFilesError):  # what keeps the leader silent may well be this
+                self._speak()
+        if not over:
             return
         self.close()
         self._session, self._leaving, self._marks = "", False, {}
