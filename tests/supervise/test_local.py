@@ -199,7 +199,7 @@ def test_killed_at_a_random_instant_nobody_stays_and_the_same_command_works(here
         except ProcessLookupError:
             pytest.skip("it was gone already")
     assert driven.wait() not in (0, 160, 3)
-    if who in ("leader", "everything"):  # a child that has left the chain of parents is the script's own business there
+    if who == "everything":  # nobody is left to sweep up a child that has left the chain of parents
         until(lambda: not here.processes("supervise"))
         here.kill_all()
     until(lambda: not here.processes())

@@ -14,7 +14,7 @@ from bitwitness.supervise.decisions import ended
 from bitwitness.supervise.events import Show
 from bitwitness.supervise.identity import gpu_uuids
 from bitwitness.supervise.leader import Leader, wait_for_vacancy
-from bitwitness.supervise.processes import PARENT, kill, sweep
+from bitwitness.supervise.processes import kill, sweep
 from bitwitness.supervise.settings import Settings
 from bitwitness.supervise.wrapper import PLAY, Asked, Patience
 
@@ -35,6 +35,7 @@ class PlayedNodes:
         self._settings, self._to_stderr = settings, everything_to_stderr
         self.patience = 1.0
         self._session = ""
+        self._lifeline = os.pipe()  # the nodes have one end, and this process the other, for as long as it lives
         self._revived: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         gpus, needed = gpu_uuids(), (settings.nodes + settings.spares) * settings.nproc_per_node
@@ -88,6 +89,8 @@ class PlayedNodes:
             except subprocess.TimeoutExpired:
                 kill([process.pid])
                 process.wait()
+        for descriptor in self._lifeline:
+            os.close(descriptor)
         sweep(self._session)  # what a node that was killed has left, e.g. the workers of a data loader
 
     def _start(self, index: int) -> None:
@@ -96,11 +99,11 @@ class PlayedNodes:
             "index": index,
             "session": self._session,
             "to_stderr": self._to_stderr,
+            "lifeline": self._lifeline[0],
         }
         environment = {
             **os.environ,
             PLAY: json.dumps(told),
-            PARENT: str(os.getpid()),
             "BITWITNESS_NODE": node_of(index),
             **self._visible(index),
         }
@@ -109,6 +112,7 @@ class PlayedNodes:
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=[self._lifeline[0]],
         )
 
     def _visible(self, index: int) -> Mapping[str, str]:

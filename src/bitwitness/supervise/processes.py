@@ -2,7 +2,7 @@
 
 Nothing that `bitwitness run` starts may train on after it, however it ends. The kernel sees to the chain of parents
 (`die_with_parent`); what has left that chain, such as the workers of a data loader, is found by a variable that all
-descendants of an agent have in their environment.
+descendants of an agent have in their environment, and ended by whoever is left of their wrapper and the one that started it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +32,20 @@ def die_with_parent(variable: str = PARENT) -> None:
     parent = os.environ.get(variable)
     if parent is not None and os.getppid() != int(parent):
         os._exit(1)  # it ended before the kernel was asked
+
+
+def when_closed(descriptor: int, act: Callable[[], None]) -> None:
+    """In a thread: act once the other end of a pipe is closed, as it is however the process ends that holds it.
+
+    For who must do something first, `die_with_parent` leaves no time.
+    """
+
+    def wait() -> None:
+        with suppress(OSError):
+            os.read(descriptor, 1)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def started(pid: int) -> int | None:

@@ -14,16 +14,18 @@ from typing import TypeVar
 
 from bitwitness.errors import BitwitnessError, RunFilesError
 from bitwitness.runfiles.supervision import Stop
+from bitwitness.supervise.decisions import LOST
 from bitwitness.supervise.events import Event, Show
 from bitwitness.supervise.identity import Identity, identify
 from bitwitness.supervise.launch import echoes
 from bitwitness.supervise.leader import Leader, Scattered, wait_for_vacancy
 from bitwitness.supervise.member import NodeMember
-from bitwitness.supervise.processes import die_with_parent
+from bitwitness.supervise.processes import sweep, when_closed
 from bitwitness.supervise.settings import Settings
 
 PLAY = "BITWITNESS_PLAY"
-"""Holds, for a process that plays a node: the settings, its index, the session to join, and where output goes."""
+"""Holds, for a process that plays a node: the settings, its index, the session to join, where output goes, and a pipe that is
+closed when the process ends that has started it."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _Result = TypeVar("_Result")
@@ -120,10 +122,16 @@ def _serve(member: NodeMember, leader: Leader | None, settings: Settings) -> Sto
             member.close()
 
 
+def _end_all(session: str) -> None:
+    """The one that plays this node is gone: end what is left of the job, and this process."""
+    sweep(session)
+    os._exit(LOST)
+
+
 def play() -> None:
     """Play a node, for the process that was started to do so."""
-    die_with_parent()
     told = json.loads(os.environ.pop(PLAY))
+    when_closed(told["lifeline"], lambda: _end_all(told["session"]))
     settings = Settings.from_json(told["settings"])
     identity = identify(told["index"], settings.nproc_per_node, os.environ, "127.0.0.1")
 
