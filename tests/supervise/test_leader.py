@@ -16,7 +16,8 @@ from bitwitness.runfiles.supervision import Member, SupervisionFiles
 from bitwitness.supervise.decisions import PORT_RETRIES, Failure
 from bitwitness.supervise.events import Event
 from bitwitness.supervise.identity import Identity
-from bitwitness.supervise.leader import Leader, Scattered
+from bitwitness.supervise.launchers import Scattered
+from bitwitness.supervise.leader import Leader
 from bitwitness.supervise.member import LeaderLost, NodeMember
 from bitwitness.supervise.settings import Settings
 from bitwitness.supervise.wrapper import Patience
@@ -93,6 +94,27 @@ def test_a_spare_takes_the_place_of_one_that_does_not_come(stage: Callable[..., 
     for _ in range(15):
         here.beat()
     assert here.generation == ("c", "b")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "said"),
+    [
+        (-9, 137, " (its wrapper was killed by SIGKILL);"),
+        (1, 2, " (its wrapper ended with exit code 1);"),
+        (None, 2, ";"),
+    ],
+)
+def test_how_a_node_ended_that_never_joined(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, ended: int | None, code: int, said: str
+) -> None:
+    here = stage(join_timeout=20.0)
+    monkeypatch.setattr(Scattered, "names", lambda self: ["a", "b"])
+    monkeypatch.setattr(Scattered, "exit_code", lambda self, node: ended)
+    here.say("a", state="ready", generation=1)
+    for _ in range(20):
+        assert here.beat() is None
+    assert here.beat() == code
+    assert f"b has not joined{said}" in here.said("ended")[0]
 
 
 def test_silence_is_a_loss_only_after_its_time(stage: Callable[..., Stage]) -> None:
@@ -203,14 +225,17 @@ def test_a_quarantine_that_cannot_be_kept_starts_nobody(
     assert "the quarantine could not be kept, so nothing is started again" in here.said("ended")[0]
 
 
-def test_another_leader_ends_this_one(stage: Callable[..., Stage]) -> None:
+@pytest.mark.parametrize(("nodes", "code"), [((), 2), (("a", "b"), 1)])
+def test_another_leader_ends_this_one(stage: Callable[..., Stage], nodes: tuple[str, ...], code: int) -> None:
+    """With 2, as what is refused, where both were started at the same instant and nothing runs yet."""
     here = stage()
-    here.start("a", "b")
+    here.start(*nodes)
     session = here.files.read_session()
     assert session is not None
     here.files.write_session(replace(session, id="other", pid=77, host="elsewhere"))
-    with pytest.raises(BitwitnessError, match="process 77 on elsewhere"):
+    with pytest.raises(BitwitnessError, match="process 77 on elsewhere") as caught:
         here.beat()
+    assert caught.value.exit_code == code
 
 
 # A member alone

@@ -13,13 +13,14 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.runfiles import RunFiles, new_incident_id
 from bitwitness.runfiles.supervision import Generation, Mark, Member, Session, Stop, SupervisionFiles
 from bitwitness.supervise import findings
 from bitwitness.supervise.decisions import (
+    LOST,
     REFUSED,
     Action,
     Blame,
@@ -33,10 +34,12 @@ from bitwitness.supervise.decisions import (
     arrange,
     blame,
     decide,
+    ended,
     judge,
     stop_code,
 )
 from bitwitness.supervise.events import Events, Show
+from bitwitness.supervise.launchers import Launcher
 from bitwitness.supervise.processes import started
 from bitwitness.supervise.settings import Settings
 
@@ -47,53 +50,6 @@ _STOP_PATIENCE = 30.0
 """Seconds beyond their grace that nodes have to stop what runs on them."""
 
 Phase = Literal["gather", "run", "drain"]
-
-
-class Launcher(Protocol):
-    """Whoever starts the wrappers, as far as the leader can know and use it."""
-
-    @property
-    def expected(self) -> int:
-        """How many wrappers are known to come."""
-
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for one more after the last that came."""
-
-    def names(self) -> Sequence[str | None]:
-        """Names of the nodes by index, where they are known beforehand; None where not."""
-
-    def dead(self, member: Member) -> str:
-        """Why a wrapper is known to be dead, or ""."""
-
-    def coming(self, node: str, pid: int) -> bool:
-        """Whether a wrapper of that name, other than the process `pid`, is on its way."""
-
-    def revive(self, node: str) -> bool:
-        """Start a wrapper again, where that is possible; whether one may still come."""
-
-
-class Scattered:
-    """The launcher of a cluster: wrappers come as the cluster starts them, and are known by their beats alone."""
-
-    def __init__(self, expected: int, patience: float = 10.0) -> None:
-        self.expected, self.patience = expected, patience
-
-    def names(self) -> Sequence[str | None]:
-        """None is known."""
-        return ()
-
-    def dead(self, member: Member) -> str:
-        """Never known."""
-        return ""
-
-    def coming(self, node: str, pid: int) -> bool:
-        """Never known."""
-        return False
-
-    def revive(self, node: str) -> bool:
-        """The cluster's business, which may well do it."""
-        return True
 
 
 @dataclass
@@ -189,7 +145,8 @@ class Leader:
     def _check_alone(self) -> None:
         other = self._files.read_session()
         if other is not None and other.id != self.id and self._spoken is not None:
-            raise BitwitnessError(
+            kind = BitwitnessError if self._session.generation else ConfigurationError  # started at the same instant
+            raise kind(
                 f"another `bitwitness run` (process {other.pid} on {other.host}) has taken {self._settings.run_dir}: this one stops"
             )
 
@@ -304,14 +261,22 @@ class Leader:
         waited = f" (waited {self._settings.join_timeout:.0f} s, --join-timeout)" if late else ""
         text = f"too few nodes: {text}{waited}"
         if self._outcome is None:
-            self._conclude(REFUSED, self._kind("short"), f"{text}; nothing was started")
+            killed = any((self._launcher.exit_code(node) or 0) < 0 for node in self._absent())
+            code, kind = (LOST, "node_lost") if killed else (REFUSED, "short")
+            self._conclude(code, self._kind(kind), f"{text}; nothing was started")
         else:
             self._conclude(self._next.exit_code, self._kind(self._outcome.kind), f"{self._outcome.headline}; {text}")
 
+    def _absent(self) -> list[str]:
+        """The nodes that should have come and have not joined."""
+        return [node for node in self._launcher.names() if node is not None and node not in self._seen]
+
     def _account(self) -> str:
         """Which nodes there are, and why some do not count."""
+        codes = {node: self._launcher.exit_code(node) for node in self._absent()}
         words = [
-            f"{node} has not joined" for node in self._launcher.names() if node is not None and node not in self._seen
+            f"{node} has not joined" + (f" (its wrapper {ended(code)})" if code is not None else "")
+            for node, code in codes.items()
         ]
         for node, seen in sorted(self._seen.items(), key=lambda item: item[1].member.index):
             lost = self._lost(node)

@@ -64,6 +64,11 @@ class PlayedNodes:
         code = process.poll()
         return "" if code is None else f"its wrapper {ended(code)}"
 
+    def exit_code(self, node: str) -> int | None:
+        """What the process of that node has ended with; None while it lives."""
+        process = self._processes.get(node)
+        return None if process is None else process.poll()
+
     def coming(self, node: str, pid: int) -> bool:
         """Whether another process than this one is about to join as that node."""
         process = self._processes.get(node)

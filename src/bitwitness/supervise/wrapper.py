@@ -18,7 +18,8 @@ from bitwitness.supervise.decisions import LOST
 from bitwitness.supervise.events import Event, Show
 from bitwitness.supervise.identity import Identity, identify
 from bitwitness.supervise.launch import echoes
-from bitwitness.supervise.leader import Leader, Scattered, wait_for_vacancy
+from bitwitness.supervise.launchers import Scattered
+from bitwitness.supervise.leader import Leader, wait_for_vacancy
 from bitwitness.supervise.member import NodeMember
 from bitwitness.supervise.processes import sweep, when_closed
 from bitwitness.supervise.settings import Settings
