@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bitwitness import preemption
@@ -57,9 +58,21 @@ def go_on_after(reaction: str) -> None:
         samples.write(RUN_DIR, seen, where, supervision=SESSION, generation=GENERATION, policy=policy)
 
 
+def spoil() -> None:
+    """From now on neither the leader nor a wrapper can write its word, and both can read."""
+    folder = RUN_DIR / "supervise"
+    for path in (folder / "session.json", *(folder / SESSION / "members").glob("*.json")):
+        staged = path.with_name(f".{path.name}.{json.loads(path.read_text())['pid']}")
+        while not staged.is_dir():
+            with suppress(FileExistsError):
+                staged.mkdir()
+
+
 def do(what: str) -> None:
     if what in ("retry", "record"):
         go_on_after(what)
+    if what == "spoil":
+        spoil()
     if what == "raise":
         raise ValueError("the data set is gone")
     if what == "lose":

@@ -308,7 +308,8 @@ def test_a_damaged_quarantine_refuses_and_says_so(stage: Callable[..., Stage]) -
 def test_storage_may_fail_for_a_while_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("bitwitness.supervise.wrapper.time.monotonic", lambda: now[0])
-    patience = Patience(10.0)
+    said: list[str] = []
+    patience = Patience(10.0, said.append, lambda: ["rank 0 has failed"])
 
     def fails() -> int:
         raise RunFilesError("disk full")
@@ -320,5 +321,8 @@ def test_storage_may_fail_for_a_while_but_not_for_long(monkeypatch: pytest.Monke
     now[0] = 18.0
     assert patience(fails) is None
     now[0] = 29.0
-    with pytest.raises(RunFilesError):
+    with pytest.raises(RunFilesError, match="has failed for 10 s: disk full; rank 0 has failed") as caught:
         patience(fails)
+    assert caught.value.exit_code == 1
+    fails_now = "the run directory fails, which is borne for 10 s: disk full"
+    assert said == [fails_now, "known, and not to be written: rank 0 has failed"] * 2

@@ -120,6 +120,18 @@ def test_other_failures_are_shown_and_never_called_corruption(here: Place, plan:
         assert any("ValueError: the data set is gone" in line for line in outcome["details"])
 
 
+def test_a_run_dir_that_cannot_be_written_any_more_is_named_and_what_the_workers_said(here: Place) -> None:
+    done = here.run(LONG, "spoil@0:1:1", "raise@0:2:1", nodes=1, lost_after=1.0)
+    assert done.wait() == 1, done.output
+    first, *_, last = [line for line in done.output.splitlines() if line.startswith(("[storage]", "Error:"))]
+    why = f"{here.run_dir}/supervise/session.json could not be written: Is a directory"
+    known = "rank 0 on node-0 ended with exit code 1: ValueError: the data set is gone"
+    assert first == f"[storage] the run directory fails, which is borne for 1 s: {why}"
+    assert last == f"Error: the run directory has failed for 1 s: {why}; {known}"
+    assert f"[storage] known, and not to be written: {known}" in done.output
+    assert "is lost" not in done.output
+
+
 def test_the_cause_is_named_and_not_who_lost_it(here: Place) -> None:
     done = here.run(LONG, "lose@0:1:*", "lose@2:1:*", "slowly@3:1:*", nproc_per_node=2, settle=5.0)
     assert done.wait() == 1, done.output

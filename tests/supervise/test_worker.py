@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from bitwitness.runfiles.supervision import SupervisionFiles
+from bitwitness.supervise import agent, worker
+from bitwitness.supervise.worker import NOTES
 
 
 def run(folder: Path, script: str, *args: str, module: bool = False) -> subprocess.CompletedProcess[str]:
@@ -105,3 +107,31 @@ def test_every_end_is_said(tmp_path: Path, script: str, code: int, left: str, ki
 def test_a_mark_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     assert run(tmp_path, "pass").returncode == 2
+
+
+def test_an_error_that_the_run_dir_does_not_take_is_left_on_this_node_and_half_of_one_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / ".error.json").mkdir()  # as good as a full disk: what is to become error.json cannot be written
+    monkeypatch.setenv(NOTES, str(notes))
+    monkeypatch.setattr(worker, "_leave", lambda code: None)
+    monkeypatch.setenv(worker.ERROR_FILE, str(tmp_path / "error.json"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    worker._leave_failed(ValueError("boom"), 1)
+    assert json.loads((notes / "error-1.json").read_text())["bitwitness"]["text"] == "boom"
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_an_error_file_that_torch_cannot_read_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agent, "die_with_parent", lambda: None)
+    monkeypatch.setattr(agent.signal, "signal", lambda *rest: None)
+    monkeypatch.setenv(agent.PARENT, "1")
+    monkeypatch.setattr(agent.runpy, "run_module", lambda *rest, **more: json.loads(""))
+    with pytest.raises(SystemExit) as caught:
+        agent.main()
+    assert caught.value.code == 1
+    assert "the error file of a worker is damaged" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ def main() -> None:
     os.environ[PARENT] = str(os.getpid())  # the workers', from here on
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+    except json.JSONDecodeError as error:
+        # torch has read the error file that a worker could not write to its end.
+        sys.stderr.write(f"the error file of a worker is damaged, as it is where the disk was full: {error}\n")
+        sys.exit(1)
     except Exception as error:
         failures = getattr(error, "failures", None)
         if not isinstance(failures, dict):
@@ -45,8 +50,9 @@ def leave_report(failures: list[dict[str, Any]]) -> None:
     path = os.environ.get(REPORT)
     if path:
         staged = Path(path).with_name(".report")
-        staged.write_text(json.dumps(failures), encoding="utf-8")
-        staged.replace(path)
+        with suppress(OSError):
+            staged.write_text(json.dumps(failures), encoding="utf-8")
+            staged.replace(path)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
+from bitwitness.runfiles.files import Reported
 from bitwitness.runfiles.supervision import Generation
 from bitwitness.supervise.agent import REPORT
 from bitwitness.supervise.decisions import Failure
@@ -121,9 +122,10 @@ class AgentRun:
         self.code: int | None = None
         for folder in (self._beats, self._notes):
             folder.mkdir(parents=True, exist_ok=True)
-        logs.mkdir(parents=True, exist_ok=True)
+        with Reported(logs / "agent.log", "written"):
+            logs.mkdir(parents=True, exist_ok=True)
+            self._log = (logs / "agent.log").open("ab")
         self.progress = Progress(time.monotonic())
-        self._log = (logs / "agent.log").open("ab")
         self._process = subprocess.Popen(
             self._command(),
             env=self._environment(session),
@@ -348,7 +350,9 @@ class AgentRun:
 
     def _failure(self, slot: int, order: int | None, report: Mapping[int, int]) -> Failure:
         folder = next(iter(sorted(self._logs.glob(f"*/attempt_0/{slot}"))), None)
-        said = _error_file(folder / "error.json") if folder is not None else {}
+        said = _error_file(self._notes / f"error-{slot}.json")
+        if not said and folder is not None:
+            said = _error_file(folder / "error.json")
         # A report names who failed: a worker that is gone and not in it has ended with 0, and without a mark.
         others = 0 if report or self.code == 0 else None
         return Failure(

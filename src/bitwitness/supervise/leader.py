@@ -97,6 +97,7 @@ class Leader:
         self._outcome: Outcome | None = None
         self._hits: tuple[Hit, ...] = ()
         self._recoveries: list[dict[str, Any]] = []
+        self._ending: Stop | None = None  # how it will have ended, once that is written
         self._stop: Stop | None = None
 
     def start(self) -> None:
@@ -135,9 +136,17 @@ class Leader:
             self._speak(force=not self._spoken or not self._spoken.ended)
             return self._stop
         self._check_alone()
-        self._look()
-        {"gather": self._gather, "run": self._watch, "drain": self._drain}[self._phase]()
-        self._speak()
+        try:
+            if self._ending is not None:
+                self._end(self._ending)
+            else:
+                self._look()
+                {"gather": self._gather, "run": self._watch, "drain": self._drain}[self._phase]()
+            self._speak()
+        except RunFilesError:
+            for seen in self._seen.values():
+                seen.changed = self._clock()  # others cannot write either, and their silence says nothing
+            raise
         return self._stop
 
     # What is seen
@@ -503,9 +512,14 @@ class Leader:
             "nodes": [node for node in self._places if node is not None],
             "seconds": seconds,
         }
-        stop = Stop(exit_code, outcome, reason, summary)
+        self._ending = Stop(exit_code, outcome, reason, summary)
+        self._end(self._ending)
+
+    def _end(self, stop: Stop) -> None:
+        """May be tried again, where the disk refuses."""
         self._files.write_stop(self.id, stop)
-        self.events("ended", f"{outcome} (exit code {exit_code}): {reason}", exit_code=exit_code, outcome=outcome)
+        text = f"{stop.outcome} (exit code {stop.exit_code}): {stop.reason}"
+        self.events("ended", text, exit_code=stop.exit_code, outcome=stop.outcome)
         self._session = replace(self._session, ended=True)
         self._stop = stop
 

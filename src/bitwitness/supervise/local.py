@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from bitwitness.runfiles.supervision import Member, Stop
 from bitwitness.supervise.decisions import ended
-from bitwitness.supervise.events import Show
+from bitwitness.supervise.events import Show, tell
 from bitwitness.supervise.identity import gpu_uuids
 from bitwitness.supervise.leader import Leader, wait_for_vacancy
 from bitwitness.supervise.processes import kill, sweep
+from bitwitness.supervise.scratch import Scratch
 from bitwitness.supervise.settings import Settings
 from bitwitness.supervise.wrapper import PLAY, Asked, Patience
 
@@ -35,6 +37,7 @@ class PlayedNodes:
         self._settings, self._to_stderr = settings, everything_to_stderr
         self.patience = 1.0
         self._session = ""
+        self._aside = Scratch()
         self._lifeline = os.pipe()  # the nodes have one end, and this process the other, for as long as it lives
         self._revived: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,9 +97,18 @@ class PlayedNodes:
             except subprocess.TimeoutExpired:
                 kill([process.pid])
                 process.wait()
+        self._aside.close()
         for descriptor in self._lifeline:
             os.close(descriptor)
         sweep(self._session)  # what a node that was killed has left, e.g. the workers of a data loader
+
+    def known(self) -> list[str]:
+        """What the nodes could not tell the leader by way of the run directory."""
+        words: list[str] = []
+        for node in self._processes:
+            with suppress(OSError):
+                words += (self._aside.path / node).read_text(encoding="utf-8").splitlines()
+        return words
 
     def _start(self, index: int) -> None:
         told = {
@@ -105,6 +117,7 @@ class PlayedNodes:
             "session": self._session,
             "to_stderr": self._to_stderr,
             "lifeline": self._lifeline[0],
+            "aside": str(self._aside.path),
         }
         environment = {
             **os.environ,
@@ -135,8 +148,13 @@ def run_local(settings: Settings, show: Show, everything_to_stderr: bool = False
         BitwitnessError: it could not be started, or not be gone on with.
     """
     wait_for_vacancy(settings)
-    nodes, asked, patience = PlayedNodes(settings, everything_to_stderr), Asked(), Patience(settings.lost_after)
+    nodes, asked = PlayedNodes(settings, everything_to_stderr), Asked()
     stop: Stop | None = None
+
+    def say(text: str) -> None:
+        tell(show, "storage", text)
+
+    patience = Patience(settings.lost_after, say, nodes.known)
     with asked.listening():
         try:
             leader = Leader(settings, nodes, show)

@@ -117,6 +117,10 @@ class NodeMember:
             else:
                 self._run.ask(self._settings.grace)
 
+    def known(self) -> list[str]:
+        """How the workers that failed here have ended, in a sentence each."""
+        return list(dict.fromkeys(Failure.from_json(record).headline() for record in self._said.failures))
+
     def close(self) -> None:
         """End what is left of the job on this node, at once."""
         if self._run is not None:
@@ -256,15 +260,12 @@ class NodeMember:
         self._speak(force=True)
 
     def _start(self, generation: Generation) -> AgentRun:
-        return AgentRun(
-            self._settings,
-            self._identity,
-            self._session,
-            generation,
-            logs=self._files.logs(self._session, generation.number, self._identity.node),
-            scratch=Scratch(),
-            echo=self._echo,
-        )
+        logs, scratch = self._files.logs(self._session, generation.number, self._identity.node), Scratch()
+        try:
+            return AgentRun(self._settings, self._identity, self._session, generation, logs, scratch, self._echo)
+        except BaseException:
+            scratch.close()
+            raise
 
     def _report(self, run: AgentRun) -> None:
         """Put into words how the agent and its workers do."""

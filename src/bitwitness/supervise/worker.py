@@ -32,7 +32,7 @@ RUN_DIR = "BITWITNESS_RUN_DIR"
 SUPERVISION = "BITWITNESS_SUPERVISION"
 GENERATION = "BITWITNESS_GENERATION"
 NOTES = "BITWITNESS_NOTES"
-"""Names the node-local folder in which each worker leaves its process number."""
+"""Names the node-local folder in which each worker leaves its process number and, should it fail, its error."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -70,10 +70,7 @@ def _introduce() -> None:
     folder, slot = os.environ.get(NOTES), os.environ.get("LOCAL_RANK", "0")
     if folder:
         note = {"pid": os.getpid(), "started": started(os.getpid())}
-        path = Path(folder) / f"worker-{slot}"
-        staged = path.with_name(f".{path.name}")
-        staged.write_text(json.dumps(note), encoding="utf-8")
-        staged.replace(path)
+        _put(Path(folder) / f"worker-{slot}", json.dumps(note))
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -121,11 +118,23 @@ def _leave_done() -> NoReturn:
 
 
 def _leave_failed(error: BaseException, code: int) -> NoReturn:
-    path = os.environ.get(ERROR_FILE)
-    if path:
-        with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps(describe(error, code)), encoding="utf-8")
+    text, slot = json.dumps(describe(error, code)), os.environ.get("LOCAL_RANK", "0")
+    for folder, path in ((os.environ.get(NOTES), f"error-{slot}.json"), ("", os.environ.get(ERROR_FILE))):
+        if folder is not None and path:
+            with contextlib.suppress(OSError):  # the first is on a disk of this node, and may be writable all the same
+                _put(Path(folder, path), text)
     _leave(code)
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all: torchrun trips over half of one."""
+    staged = path.with_name(f".{path.name}")
+    try:
+        staged.write_text(text, encoding="utf-8")
+        staged.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            staged.unlink()
 
 
 def describe(error: BaseException, code: int) -> dict[str, Any]:

@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
 from bitwitness.errors import BitwitnessError, RunFilesError
 from bitwitness.runfiles.supervision import Stop
 from bitwitness.supervise.decisions import LOST
-from bitwitness.supervise.events import Event, Show
+from bitwitness.supervise.events import Event, Show, tell
 from bitwitness.supervise.identity import Identity, identify
 from bitwitness.supervise.launch import echoes
 from bitwitness.supervise.launchers import Scattered
@@ -25,8 +26,8 @@ from bitwitness.supervise.processes import sweep, when_closed
 from bitwitness.supervise.settings import Settings
 
 PLAY = "BITWITNESS_PLAY"
-"""Holds, for a process that plays a node: the settings, its index, the session to join, where output goes, and a pipe that is
-closed when the process ends that has started it."""
+"""Holds, for a process that plays a node: the settings, its index, the session to join, where output goes, a pipe that is
+closed when the process ends that has started it, and a folder to leave word in that the run directory does not take."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _Result = TypeVar("_Result")
@@ -60,26 +61,46 @@ class Asked:
         self.names.append("SIGTERM" if number == signal.SIGUSR1 else signal.Signals(number).name)
 
 
-class Patience:
-    """Shared storage has bad moments: an error of it counts only once it has lasted as long as a node may be silent."""
+class RunDirLost(RunFilesError):
+    """The run directory could be used when the run began, and cannot any more."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    exit_code = 1
+
+
+class Patience:
+    """Shared storage has bad moments: an error of it counts only once it has lasted as long as a node may be silent.
+
+    Args:
+        tell: told at once what fails, and what is known meanwhile and cannot be passed on.
+        known: what that is, in sentences.
+    """
+
+    def __init__(self, seconds: float, tell: Callable[[str], None], known: Callable[[], Sequence[str]] = tuple) -> None:
+        self._seconds, self._tell, self._known = seconds, tell, known
         self._since: float | None = None
+        self._told: set[str] = set()
 
     def __call__(self, tick: Callable[[], _Result]) -> _Result | None:
         """The result of a tick; None where the run directory failed, if it has not failed for long.
 
         Raises:
-            RunFilesError: it has.
+            RunDirLost: it has.
         """
         try:
             result = tick()
-        except RunFilesError:
+        except RunFilesError as error:
             now = time.monotonic()
-            self._since = now if self._since is None else self._since
+            if self._since is None:
+                self._since, self._told = now, set()
+                self._tell(f"the run directory fails, which is borne for {self._seconds:.0f} s: {error}")
+            known = self._known()
+            for sentence in dict.fromkeys(known):
+                if sentence not in self._told:
+                    self._told.add(sentence)
+                    self._tell(f"known, and not to be written: {sentence}")
             if now - self._since > self._seconds:
-                raise
+                words = [f"the run directory has failed for {self._seconds:.0f} s: {error}", *dict.fromkeys(known)]
+                raise RunDirLost("; ".join(words)) from error
             return None
         self._since = None
         return result
@@ -97,7 +118,11 @@ def run_node(settings: Settings, identity: Identity, show: Show, everything_to_s
         leader = Leader(settings, Scattered(_expected(settings)), show)
         leader.start()
     member = NodeMember(settings, identity, echoes(everything_to_stderr), show, leader.id if leader is not None else "")
-    return _serve(member, leader, settings)
+
+    def say(text: str) -> None:
+        tell(show, "storage", f"{identity.node}: {text}")
+
+    return _serve(member, leader, settings, say)
 
 
 def _expected(settings: Settings) -> int:
@@ -106,8 +131,13 @@ def _expected(settings: Settings) -> int:
     return max(settings.nodes, int(text) if text.isdecimal() else 0)
 
 
-def _serve(member: NodeMember, leader: Leader | None, settings: Settings) -> Stop:
-    asked, of_member, of_leader = Asked(), Patience(settings.lost_after), Patience(settings.lost_after)
+def _serve(member: NodeMember, leader: Leader | None, settings: Settings, say: Callable[[str], None]) -> Stop:
+    def quiet(text: str) -> None:
+        """The member of the same process says it."""
+
+    asked = Asked()
+    of_member = Patience(settings.lost_after, say, member.known)
+    of_leader = Patience(settings.lost_after, quiet, member.known)
     with asked.listening():
         try:
             while True:
@@ -139,9 +169,15 @@ def play() -> None:
     def quiet(event: Event) -> None:
         """The leader, who is told all the same, speaks for all."""
 
+    def aside(text: str) -> None:
+        """What the leader cannot be told by way of the run directory; that this one fails it says itself."""
+        with suppress(OSError):
+            aside_file.write_text("\n".join(member.known()), encoding="utf-8")
+
+    aside_file = Path(told["aside"]) / identity.node
     member = NodeMember(settings, identity, echoes(told["to_stderr"]), quiet, told["session"])
     try:
-        sys.exit(_serve(member, None, settings).exit_code)
+        sys.exit(_serve(member, None, settings, aside).exit_code)
     except BitwitnessError as error:
         sys.stderr.write(f"{identity.node}: {error}\n")
         sys.exit(error.exit_code)
