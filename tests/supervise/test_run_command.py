@@ -77,6 +77,9 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--grace", "nan", "SCRIPT"], "--grace nan: must be a number of seconds"),
     (["--spares", "1", "--node-rank", "0", "SCRIPT"], "--node-rank is for a cluster"),
     ([], "Missing argument 'SCRIPT'"),
+    (["-m", ""], "Invalid value for 'SCRIPT': is empty"),
+    (["--address", " ", "--node-rank", "1", "SCRIPT"], "Invalid value for '--address': is empty"),
+    (["--run-dir", "", "SCRIPT"], "Invalid value for '--run-dir': is empty"),
 ]
 
 

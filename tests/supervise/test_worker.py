@@ -14,6 +14,7 @@ import pytest
 
 from bitwitness.runfiles.supervision import SupervisionFiles
 from bitwitness.supervise import agent, worker
+from bitwitness.supervise.processes import PARENT
 from bitwitness.supervise.worker import NOTES
 
 
@@ -128,9 +129,9 @@ def test_an_error_file_that_torch_cannot_read_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(agent, "die_with_parent", lambda: None)
-    monkeypatch.setattr(agent.signal, "signal", lambda *rest: None)
-    monkeypatch.setenv(agent.PARENT, "1")
-    monkeypatch.setattr(agent.runpy, "run_module", lambda *rest, **more: json.loads(""))
+    monkeypatch.setattr("signal.signal", lambda *rest: None)
+    monkeypatch.setenv(PARENT, "1")
+    monkeypatch.setattr("runpy.run_module", lambda *rest, **more: json.loads(""))
     with pytest.raises(SystemExit) as caught:
         agent.main()
     assert caught.value.code == 1

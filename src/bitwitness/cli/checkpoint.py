@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from bitwitness.cli.output import console, plain, print_json, styled
-from bitwitness.cli.runs import is_run, open_run
+from bitwitness.cli.runs import GIVEN_PATH, is_run, open_run
 from bitwitness.errors import CheckpointError, RunFilesError
 from bitwitness.runfiles import (
     Incident,
@@ -70,7 +70,7 @@ class _Found:
 
 
 @checkpoint.command(name="list")
-@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(directory: Path, as_json: bool) -> None:
     """List the checkpoints of a run, newest first, by their labels.
@@ -89,7 +89,7 @@ def list_(directory: Path, as_json: bool) -> None:
 
 
 @checkpoint.command()
-@click.argument("paths", type=click.Path(path_type=Path), metavar="PATH_OR_RUN_DIR...", nargs=-1, required=True)
+@click.argument("paths", type=GIVEN_PATH, metavar="PATH_OR_RUN_DIR...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def verify(context: click.Context, paths: Sequence[Path], as_json: bool) -> None:

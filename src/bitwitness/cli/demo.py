@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from bitwitness.cli.output import console, print_json
+from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.errors import ConfigurationError, MissingExtra, RunFilesError
 
 _FAULTS = ("matmul", "gradient", "nan", "weight", "moment", "none")
@@ -32,7 +33,7 @@ _FAULTS = ("matmul", "gradient", "nan", "weight", "moment", "none")
 @click.option("--ranks-per-node", type=click.IntRange(1, 8), default=2, show_default=True, help="Processes on each.")
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=GIVEN_PATH,
     help="New or empty directory for the report and all files. Default: runs/demo-TIME.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bitwitness.cli.output import console, print_json, styled
-from bitwitness.cli.runs import open_run
+from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import read_actions, read_incident
 
@@ -20,7 +20,7 @@ def incident() -> None:
 
 
 @incident.command()
-@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("directory", type=GIVEN_PATH, metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(directory: Path, as_json: bool) -> None:
     """Show an incident: what disagreed with what, why this rank or why nobody, what was done about it, what to do next.
@@ -57,7 +57,7 @@ def show(directory: Path, as_json: bool) -> None:
 
 
 @incident.command(name="list")
-@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(directory: Path, as_json: bool) -> None:
     """List the incidents of a run, newest first."""

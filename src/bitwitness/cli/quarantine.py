@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bitwitness.cli.output import console, print_json, styled
-from bitwitness.cli.runs import open_run
+from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.runfiles import Denial, Quarantine, Strike
 
 _SHOWN = 10
@@ -23,7 +23,7 @@ def quarantine() -> None:
 
 
 @quarantine.command(name="list")
-@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(directory: Path, as_json: bool) -> None:
     """Show who is in quarantine, since when and why, the strikes of every device, and the last changes."""
@@ -35,7 +35,7 @@ def list_(directory: Path, as_json: bool) -> None:
 
 
 @quarantine.command()
-@click.argument("directory", type=click.Path(path_type=Path), metavar="RUN_DIR")
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.argument("names", metavar="DEVICE_OR_NODE...", nargs=-1)
 @click.option("--reason", required=True, metavar="TEXT", help="What was repaired or found out; it is logged.")
 @click.option("--all", "everything", is_flag=True, help="Clear every device and node.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 from typing import Any
 
 import click
 
 from bitwitness.cli.output import console, print_json
+from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.errors import ConfigurationError, MissingExtra
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -34,12 +34,16 @@ class _Seconds(click.ParamType[float]):
 _TIME = _Seconds()
 
 
+def _not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    if value is not None and not value.strip():
+        raise click.BadParameter("is empty: is a variable unset?", ctx, param)
+    return value or ""
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes that train together.")
 @click.option("--nproc-per-node", type=click.IntRange(1), default=1, show_default=True, help="Processes on each.")
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), required=True, help="The guard's run_dir, on shared storage."
-)
+@click.option("--run-dir", type=GIVEN_PATH, required=True, help="The guard's run_dir, on shared storage.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option("--local", is_flag=True, help="Play all nodes on this machine, whatever a scheduler has set.")
 @click.option(
@@ -48,7 +52,7 @@ _TIME = _Seconds()
 @click.option(
     "--node-rank", type=click.IntRange(0), help="Of this machine in a cluster. Default: as the scheduler says."
 )
-@click.option("--address", default="", help="By which other nodes reach this one. Default: found out.")
+@click.option("--address", callback=_not_empty, help="By which other nodes reach this one. Default: found out.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="After other failures.")
 @click.option(
     "--max-recoveries", type=click.IntRange(0), default=3, show_default=True, help="Restarts after corruption."
@@ -73,7 +77,7 @@ _TIME = _Seconds()
     "--join-timeout", type=_TIME, default="10m", show_default=True, help="To wait for nodes, or for a leader."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end; all else goes to stderr.")
-@click.argument("script")
+@click.argument("script", callback=_not_empty)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(ctx: click.Context, /, script: str, args: tuple[str, ...], as_json: bool, **options: Any) -> None:

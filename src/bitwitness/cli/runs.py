@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import click
 
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import RunFiles
 
 _PARTS = ("incidents", "checkpoints")
 _FILES = ("run.json", "quarantine.json")
+
+
+class _GivenPath(click.Path):
+    """A path that is not empty: `--run-dir "$UNSET"` must not mean the directory where one happens to be."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not str(value).strip():
+            self.fail("is empty: is a variable unset?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+GIVEN_PATH = _GivenPath(path_type=Path)
 
 
 def is_run(directory: Path) -> bool:
