@@ -43,6 +43,15 @@ def test_list(run: RunFiles) -> None:
     assert len(record["log"]) == 4
 
 
+def test_a_list_that_no_terminal_shows_is_not_folded(run: RunFiles) -> None:
+    device, incident, reason = "GPU-" + "a" * 80, "20261129T190029Z-7750b6", "wrong again, " * 20
+    run.quarantine.deny_devices([device], node="node-1", reason=reason, incident=incident)
+    since = run.quarantine.read().denied_devices[device].since
+    (line,) = [one for one in bitwitness("quarantine", "list", run.path).stdout.splitlines() if incident in one]
+    assert line.split(maxsplit=4)[1:4] == [device, since, "node-1"]
+    assert reason.strip() in line
+
+
 def test_list_of_nobody(tmp_path: Path) -> None:
     RunFiles(tmp_path).create().write_run({})
     done = bitwitness("quarantine", "list", tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bitwitness.cli.output import console, plain, print_json, styled
+from bitwitness.cli.output import console, plain, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH, is_run, open_run
 from bitwitness.errors import CheckpointError, RunFilesError
 from bitwitness.runfiles import (
@@ -246,7 +246,7 @@ def _print_list(found: Sequence[_Found]) -> None:
         about = "; ".join([*one.problems, *([one.refused] if one.refused else [])])
         row = (one.path.name, one.label.saved, _human(_size(one.label)), passed, about)
         table.add_row(*(styled(cell, "yellow" if about else "") for cell in row))
-    console().print(table)
+    print_list(table, console())
 
 
 @contextmanager

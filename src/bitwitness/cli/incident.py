@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bitwitness.cli.output import console, print_json, styled
+from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import read_actions, read_incident
@@ -118,4 +118,4 @@ def _print_list(entries: Sequence[dict[str, Any]]) -> None:
         named = f"rank {ranks} (node {nodes})" if ranks else "nobody"
         row = [entry[key] for key in ("id", "step", "status", "kind", "persistence")]
         table.add_row(*(styled(cell) for cell in (*row, named)))
-    console().print(table)
+    print_list(table, console())

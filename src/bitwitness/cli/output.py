@@ -12,15 +12,20 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 _WIDEST = 110
 """Columns: longer lines of prose are hard to read."""
 
+
+_UNLIMITED = 1_000_000
 
 _LONGEST = 8_000
 """Characters of one value that are shown; `--json` has all of it."""
@@ -31,6 +36,15 @@ def console(stderr: bool = False) -> Console:
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     made.width = min(made.width, _WIDEST)
     return made
+
+
+def print_list(table: Table, screen: Console) -> None:
+    """Print a table; where no terminal shows it, as wide as it is: an id or a time in two parts is found by nobody."""
+    width = screen.width
+    if not screen.is_terminal:
+        screen.width = _UNLIMITED
+    screen.print(table)
+    screen.width = width
 
 
 def plain(value: object) -> str:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bitwitness.cli.output import console, print_json, styled
+from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.runfiles import Denial, Quarantine, Strike
 
@@ -77,15 +77,15 @@ def _show(held: Quarantine, screen: Console, directory: Path) -> None:
     denied += [("device", *one) for one in sorted(held.denied_devices.items())]
     if denied:
         screen.print("In quarantine", style="bold")
-        screen.print(_denials(denied))
+        print_list(_denials(denied), screen)
     else:
         screen.print(styled(f"{directory}: nobody is in quarantine"))
     if held.strikes:
         screen.print("\nStrikes", style="bold")
-        screen.print(_strikes(held.strikes))
+        print_list(_strikes(held.strikes), screen)
     if held.log:
         screen.print("\nLast changes", style="bold")
-        screen.print(_changes(held.log[: -_SHOWN - 1 : -1]))
+        print_list(_changes(held.log[: -_SHOWN - 1 : -1]), screen)
 
 
 def _denials(denied: Sequence[tuple[str, str, Denial]]) -> Table:
