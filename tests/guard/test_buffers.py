@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bitwitness import Policy
 from bitwitness.guard.rewind import BufferRecorder
+from bitwitness.guard.start import allowed, is_compiled, limits
+from bitwitness.topology import Placement, Topology
 
 
 class Counting(nn.Module):
@@ -79,3 +82,49 @@ def test_a_shared_buffer_comes_once_under_its_first_name() -> None:
         == [name for name, _ in module.named_buffers()]
         == ["0.count", "0.mask", "1.count"]
     )
+
+
+def test_a_module_that_is_compiled_has_no_hook_inside() -> None:
+    """The compiler would build other code around it, which rounds otherwise (inductor, torch 2.13)."""
+    plain = nn.Sequential(nn.Linear(4, 4))
+    recorder = BufferRecorder(plain)
+    assert recorded(recorder, plain) == {}
+    assert not plain._forward_pre_hooks, "nothing to record"
+    module = nn.Sequential(nn.BatchNorm1d(4), Counting())
+    recorder = BufferRecorder(module, compiled=True)
+    for _ in range(3):
+        before = now(module)
+        assert same(recorded(recorder, module), before)
+    assert not module._forward_pre_hooks
+    assert "0.running_mean" in recorder.changing
+
+
+def test_whether_a_compiler_looks_into_the_module() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    assert not is_compiled(module, module, module, noop)
+    assert is_compiled(nn.Sequential(module), module, module, noop), "what torch.compile returns is another module"
+    module._compiled_call_impl = noop  # what module.compile() leaves; to call it would load the compiler
+    assert is_compiled(module, module, module, noop)
+    assert nn.Module._compiled_call_impl is None
+    assert is_compiled(plain := nn.Linear(2, 2), plain, plain, compiled_noop)
+
+
+def noop() -> None:
+    """Stands for a loss function."""
+
+
+def compiled_noop() -> None:
+    """Stands for one that torch.compile has returned."""
+
+
+compiled_noop._torchdynamo_orig_callable = noop  # type: ignore[attr-defined]
+
+
+def test_a_compiled_model_is_not_replayed_unless_asked_for() -> None:
+    topology = Topology(tuple(Placement(rank, f"n{rank}", f"d{rank}", 0, "chip", "torch") for rank in range(3)))
+    assert allowed(Policy(), topology, compiled=False).audit == "auto"
+    assert allowed(Policy(), topology, compiled=True).audit == "off"
+    assert allowed(Policy(audit="loss"), topology, compiled=True).audit == "loss"
+    told = [" ".join(limits(topology, Policy(audit=audit), True, True)) for audit in ("auto", "loss", "off")]
+    assert ["compiled" in words for words in told] == [True, True, False]
+    assert ["replays are off" in words for words in told] == [True, False, True]

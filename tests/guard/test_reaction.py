@@ -46,6 +46,7 @@ def test_a_retried_step_leaves_no_trace(done: Launch, name: str) -> None:
             fault.step > 0
         ):  # the sums of the very first step are rounded before DDP regroups its buckets, and never again
             assert hit["states"] == never_hit["states"], "weights, statistics, moments, loss scale"
+            assert hit["held"] == never_hit["losses"], "the loss that the loop reads after the step"
         assert hit["draws"] == never_hit["draws"]
         assert hit["updated"] == [True] * 4
         assert seen["actions"] == [[["retried", "right"]]]

@@ -106,7 +106,8 @@ class TrainingRun:
         self.injector.attach(self.module, self.optimizers)
         torch.manual_seed(100 + place.rank)
         models.seed_own(200 + place.rank)
-        self.seen: Seen = {"states": [], "losses": [], "updated": [], "error": None, "logged": []}
+        self.held: list[Tensor] = []
+        self.seen: Seen = {"states": [], "losses": [], "held": [], "updated": [], "error": None, "logged": []}
 
     def _wrap(self) -> nn.Module:
         if not dist.is_initialized():
@@ -197,6 +198,8 @@ class TrainingRun:
         try:
             for step in self.steps():
                 self._guarded_step(guard, step)
+                self.seen["held"] += [loss.item() for loss in self.held]
+                self.held.clear()
                 self.note_state()
         except BitwitnessError as error:
             self.seen["error"] = described(error, step)
@@ -220,6 +223,7 @@ class TrainingRun:
                         loss = self.loss(self.model, batch)
                         part.backward(loss)
             self.seen["losses"].append(loss.item())
+            self.held.append(loss)
         self.injector.before_verify()
 
     def _guarded_step(self, guard: Guard, step: int) -> None:

@@ -35,7 +35,7 @@ from bitwitness.guard.gradients import LocalGradients
 from bitwitness.guard.incidents import write_incident
 from bitwitness.guard.job import Job, Outcome, RebuildBatch, Step, draw
 from bitwitness.guard.ledger import Ledger
-from bitwitness.guard.loop import Micro, clear_gradients, update, warm_up
+from bitwitness.guard.loop import Micro, clear_gradients, rerun, update, warm_up
 from bitwitness.guard.rewind import (
     Ambient,
     BufferRecorder,
@@ -43,7 +43,6 @@ from bitwitness.guard.rewind import (
     UserGenerator,
     check_generators,
     deterministic,
-    random_state_kept,
 )
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, MicroBatch, Workload
@@ -142,8 +141,9 @@ class Guard:
             raise ConfigurationError("the ranks were given different policies: give every rank the same")
         self.topology = channel.topology = start.place(facts)
         channel.gather("start", lambda: start.refuse_quarantined(self._files, self.topology.placements[rank]))
-        self.limits = start.limits(self.topology, chosen, rebuild_batch is not None)
-        self.policy = policy = start.allowed(chosen, self.topology)
+        compiled = start.is_compiled(model, outer, module, loss_fn)
+        self.limits = start.limits(self.topology, chosen, rebuild_batch is not None, compiled)
+        self.policy = policy = start.allowed(chosen, self.topology, compiled)
         seed = facts[0]["seed"]
         workload = Workload(outer, module, loss_fn or _no_loss_function, device, seed, tuple(generators))
         gradients = LocalGradients(outer, workload, inner_hook)
@@ -167,7 +167,7 @@ class Guard:
         self._keeper = Keeper(self.job, self._files, stateful or {})
         self._training_model = model
         self._loss_fn = loss_fn
-        self._buffers = BufferRecorder(module)
+        self._buffers = BufferRecorder(module, compiled)
         _guarded.add(outer)
         self.checks = [kind(self.job) for kind in CHECKS if self.topology.is_uniform or kind is not Replicas]
         try:
@@ -186,7 +186,7 @@ class Guard:
     # Driving it, the short way ---------------------------------------------------------------------------------------
 
     def forward_backward(self, batch: Any, last: bool = True) -> Tensor:
-        """Run forward and backward of one micro-batch; the loss, detached.
+        """Run forward and backward of one micro-batch; the loss, detached. Read it after `step()`, which may run the step again.
 
         Args:
             batch: what `loss_fn` takes.
@@ -250,7 +250,7 @@ class Guard:
             settings=self.job.workload.settings.capture(),
             buffers_are_shared=ddp is not None and self.job.broadcasts_buffers and ddp.require_forward_param_sync,
         )
-        self._buffers.arm()
+        self._buffers.arm(ddp)
         self.job.gradients.begin(wanted, last)
         try:
             with ddp.no_sync() if ddp is not None and not last else nullcontext(), deterministic(record.deterministic):
@@ -525,16 +525,8 @@ class Guard:
         """Run the micro-batches of this step again, from the same random states, and have them audited."""
         self.job.gradients.abandon()
         self._step = Step(first.index, True, first.audited, deterministic=first.deterministic, retried=True)
-        assert self._loss_fn is not None
-        with random_state_kept(self.job.device, self.job.workload.generators):
-            for record in first.micros:
-                batch = record.batch
-                if self.job.rebuild_batch is not None:
-                    batch = self.job.rebuild_batch(first.index, self.job.rank, record.index)
-                record.random.restore(self.job.device, self.job.workload.generators)
-                with record.ambient.restored():
-                    self._last_seen = False
-                    self.forward_backward(batch, last=record is first.micros[-1])
+        self._last_seen = False
+        rerun(self.job, first, self._step, self.forward_backward)
 
     def _note_action(self, path: Path | None, action: str, **fields: Any) -> None:
         """Leave word in the incident of what was done about it."""

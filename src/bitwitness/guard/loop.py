@@ -6,13 +6,14 @@ Each must do, bit for bit, what an unguarded loop does at that place; that is al
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitwitness.errors import WorkloadError
-from bitwitness.guard.job import Job
+from bitwitness.guard.job import Job, Step
 from bitwitness.guard.rewind import random_state_kept
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, MicroBatch, check_loss
@@ -38,13 +39,33 @@ class Micro:
                 "micro.backward() was called twice for one micro-batch: add the losses, then call it once"
             )
         check_loss(loss)
-        self._record.loss = loss.detach().clone()
+        self._record.handed, self._record.loss = loss.detach(), loss.detach().clone()
         scaler = self._job.scaler
         if scaler is not None:
             self._record.scale = scaler.scale(torch.ones((), device=loss.device))
             loss = scaler.scale(loss)
         self._job.gradients.before_backward()
         loss.backward()
+
+
+def rerun(job: Job, first: Step, again: Step, run: Callable[[Any, bool], object]) -> None:
+    """Run the micro-batches of a step again, from the same random states; the losses that the caller holds become the new ones.
+
+    `run(batch, last)` runs one, and leaves its record in `again`.
+    """
+    with random_state_kept(job.device, job.workload.generators):
+        for record in first.micros:
+            batch = record.batch
+            if job.rebuild_batch is not None:
+                batch = job.rebuild_batch(first.index, job.rank, record.index)
+            record.random.restore(job.device, job.workload.generators)
+            with record.ambient.restored():
+                run(batch, record is first.micros[-1])
+    with torch.no_grad():
+        for record, new in zip(first.micros, again.micros, strict=True):
+            assert record.handed is not None
+            assert new.loss is not None
+            record.handed.copy_(new.loss)
 
 
 def warm_up(job: Job, loss_fn: LossFunction | None, model: Any, batch: Any, steps: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError
 
@@ -208,19 +209,31 @@ class BufferRecorder:
     the inner module, which runs after that. A buffer that no forward changes (a mask, a table of positions) is copied
     once and not again: its version counter tells. The module's parts are listed once, because a walk through a large
     model at every micro-batch takes milliseconds; buffers may come and go, modules may not.
+
+    A hook inside a module makes torch.compile build other code, with other bits. So there is none where there are no buffers;
+    and of a `compiled` model they are taken before the forward, after a broadcast of our own that DDP's then repeats.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
+        self._module, self._compiled = module, compiled
         self._parts = [(f"{prefix}." if prefix else "", part) for prefix, part in module.named_modules()]
         self._copies: dict[str, tuple[Tensor, int, Tensor]] = {}
         self._changing: set[str] = set()
         self._captured: dict[str, Tensor] | None = None
         self._armed = False
-        self._handle = module.register_forward_pre_hook(self._before_forward, prepend=True)
+        self._handle: Any = None
 
-    def arm(self) -> None:
-        """Capture at the next forward."""
+    def arm(self, ddp: DistributedDataParallel | None = None) -> None:
+        """Capture at the next forward, which is that of `ddp` if it is given."""
         self._armed, self._captured = True, None
+        if not any(part._buffers for _, part in self._parts):
+            return
+        if self._compiled:
+            if ddp is not None and ddp.will_sync_module_buffers() and not hasattr(ddp, "buffer_hook"):
+                ddp._sync_buffers()
+            self._captured, self._armed = self._copy(), False
+        elif self._handle is None:
+            self._handle = self._module.register_forward_pre_hook(self._before_forward, prepend=True)
 
     def take(self) -> dict[str, Tensor]:
         """The buffers by name as the first forward since `arm` found them, or as they are where there was none."""
@@ -235,7 +248,8 @@ class BufferRecorder:
 
     def close(self) -> None:
         """Remove the hook."""
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._armed:

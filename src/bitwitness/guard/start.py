@@ -82,6 +82,12 @@ def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
     return outer, outer.module
 
 
+def is_compiled(model: nn.Module, outer: nn.Module, module: nn.Module, loss_fn: object) -> bool:
+    """Whether torch.compile looks into the module: what is hooked to it then becomes a part of the code that is built."""
+    in_place = any(one._compiled_call_impl is not None for one in (outer, module))
+    return model is not outer or in_place or hasattr(loss_fn, "_torchdynamo_orig_callable")
+
+
 def _is_sharded(module: nn.Module) -> bool:
     return any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(module).__mro__)
 
@@ -188,24 +194,33 @@ def check_modes(policy: Policy, device: torch.device, scaler: object) -> None:
         )
 
 
-def limits(topology: Topology, policy: Policy, rebuilds: bool) -> tuple[str, ...]:
+def limits(topology: Topology, policy: Policy, rebuilds: bool, compiled: bool) -> tuple[str, ...]:
     """What this guard cannot do, each a sentence; empty where there is nothing it was asked for and cannot."""
     found = list(topology.limits())
+    if compiled and policy.audit not in ("off", "auto"):
+        found.append(
+            "the model is compiled and a replay is not: where the compiler's code rounds otherwise than PyTorch's, audits "
+            "raise a false alarm"
+        )
+    elif compiled and policy.audit == "auto":
+        found.append("the model is compiled, and its code may round otherwise than a replay: nothing is replayed")
     if not topology.is_uniform:
         found.append("replicas and replays are not compared, because equal bits need equal devices and software")
-    if policy.audit == "off":
+    if policy.audit == "off" or (compiled and policy.audit == "auto"):
         found.append("replays are off: finite wrong arithmetic in forward and backward is not detected")
     elif not rebuilds:
         found.append("no rebuild_batch: a wrong input is not detected, because the witness is sent the same one")
     return tuple(found)
 
 
-def allowed(policy: Policy, topology: Topology) -> Policy:
-    """What of a policy is possible on this placement. Only equal devices compute equal bits.
+def allowed(policy: Policy, topology: Topology, compiled: bool) -> Policy:
+    """What of a policy is possible on this placement. Only equal devices and equal code compute equal bits.
 
     Raises:
         ConfigurationError: replays were asked for by name.
     """
+    if policy.audit == "auto" and compiled:
+        return policy.replace(audit="off")
     if topology.is_uniform or policy.audit == "off":
         return policy
     if policy.audit != "auto":

@@ -73,6 +73,7 @@ class MicroBatch:
         settings: what else decides its bits, and is no part of its state.
         scale: the loss scale it was multiplied by before the backward, or None.
         loss: the loss as computed, detached, before scaling.
+        handed: the same numbers where the caller holds them, to be set right if the step is run again.
         gradients: digests of its own local gradient, where they were captured; as in Result.
     """
 
@@ -88,6 +89,7 @@ class MicroBatch:
     buffers_are_shared: bool = False
     scale: Tensor | None = None
     loss: Tensor | None = None
+    handed: Tensor | None = None
     gradients: Tensor | None = None
     gradients_are_finite: bool = True
 
