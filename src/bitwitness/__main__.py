@@ -1,6 +1,6 @@
 """`python -m bitwitness` is the command `bitwitness`."""
 
-from bitwitness.cli.main import main
+from bitwitness.cli.entry import main
 
 if __name__ == "__main__":
     main()

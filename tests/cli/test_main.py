@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bitwitness import __version__
+from bitwitness.cli import entry
 from bitwitness.cli.main import COMMANDS, cli
 from bitwitness.errors import BitwitnessError, ConfigurationError, CorruptionDetected, GuardFailure, RunFilesError
 from bitwitness.evidence import Verdict
@@ -39,6 +40,19 @@ def test_python_m_is_the_command() -> None:
         [sys.executable, "-m", "bitwitness", "--version"], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"bitwitness {__version__}\n", "")
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "bitwitness.cli.main", Interrupted())
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert (caught.value.code, capsys.readouterr().err) == (130, "Error: interrupted\n")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["incident", "--help"], ["demo", "--help"]])

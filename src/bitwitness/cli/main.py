@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from bitwitness._version import __version__
+from bitwitness.cli.entry import INTERRUPTED
 from bitwitness.cli.output import plain
 from bitwitness.errors import BitwitnessError
 
@@ -26,8 +27,6 @@ COMMANDS = {
     "quarantine": "bitwitness.cli.quarantine",
 }
 """Each command, and the module that holds a click command of that name."""
-
-INTERRUPTED = 130
 
 
 class Failure(click.ClickException):
