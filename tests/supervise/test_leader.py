@@ -197,6 +197,22 @@ def test_a_port_that_is_taken_is_tried_anew_without_counting(stage: Callable[...
     assert f"{PORT_RETRIES + 1} times in a row" in here.said("ended")[0]
 
 
+def test_a_damaged_quarantine_is_told_once(stage: Callable[..., Stage]) -> None:
+    here = stage(join_timeout=20.0)
+    file = here.settings.run_dir / "quarantine.json"
+    file.write_text("{")
+    for node in ("a", "b"):
+        here.say(node, state="refused", generation=1, why=f"{file} is damaged")
+    for _ in range(20):
+        here.beat()
+    assert here.beat() == 2
+    assert here.said("refused") == [f"a does not take part: {file} is damaged"]
+    (end,) = here.said("ended")
+    assert end.count(str(file)) == 1
+    assert "too few nodes" not in end
+    assert "mend it by hand, or move it away" in end
+
+
 def test_workers_may_take_their_grace(stage: Callable[..., Stage]) -> None:
     here = stage(grace=100.0)
     here.start("a", "b")

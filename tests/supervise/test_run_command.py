@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from bitwitness.cli.main import cli
 from bitwitness.cli.run import run as command
-from bitwitness.runfiles.supervision import SupervisionFiles
+from bitwitness.cli.run_view import conclude
+from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles.supervision import Stop, SupervisionFiles
 from bitwitness.supervise import decisions
 from bitwitness.supervise.identity import INDICES
 from bitwitness.supervise.settings import Settings
@@ -152,6 +156,37 @@ def test_a_launcher_makes_it_a_node_of_a_cluster(
     CliRunner().invoke(cli, [*words, str(script)])
     CliRunner().invoke(cli, [*words, "--local", str(script)])
     assert seen == [3, -1]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "summary", "said"),
+    [
+        (
+            "corruption",
+            {"incidents": ["/a run/incidents/i-1"]},
+            "bitwitness incident show '/a run/incidents/i-1'; who is",
+        ),
+        (
+            "corruption",
+            {},
+            "bitwitness incident show RUN_DIR; who is in quarantine: bitwitness quarantine list RUN_DIR",
+        ),
+        ("short", {}, "clear them: bitwitness quarantine clear RUN_DIR GPU-1 n7 --reason TEXT; then"),
+        ("missing", {}, "next: start the nodes that are missing"),
+        ("damaged", {}, "next: when that is done, run the same command again"),
+    ],
+)
+def test_what_to_do_next_can_be_copied(tmp_path: Path, outcome: str, summary: dict[str, Any], said: str) -> None:
+    held = RunFiles(tmp_path).create().quarantine
+    held.deny_devices(["GPU-1", "GPU-2"], node="n1", reason="persistent corruption")
+    held.deny_node("n7", reason="two of its devices are denied")
+    reason = f"n1: {held.read().why_denied('n1', ['GPU-1'])}; n7: {held.read().why_denied('n7', [])}"
+    if outcome == "damaged":
+        held.path.write_text("{")
+    kind, reason = ("short", reason if outcome == "short" else "") if outcome != "corruption" else (outcome, reason)
+    screen = Console(file=io.StringIO(), width=400)
+    conclude(Stop(2, kind, reason, {"run_dir": str(tmp_path), **summary}), screen)
+    assert said.replace("RUN_DIR", str(tmp_path)) in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 # The documentation

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 
 from rich.console import Console
 from rich.text import Text
 
 from bitwitness.cli.output import plain, styled
+from bitwitness.errors import RunFilesError
+from bitwitness.runfiles import RunFiles
 from bitwitness.runfiles.supervision import Stop
 from bitwitness.supervise.events import Event, Show
 
@@ -23,8 +26,6 @@ _STYLES = {
     "stuck": "red",
 }
 _ADVICE = {
-    "corruption": "look at it: bitwitness incident show INCIDENT; who is in quarantine: bitwitness quarantine list RUN_DIR",
-    "short": "mend or replace a node, or clear it: bitwitness quarantine clear; then run the same command again",
     "unfinished": "let the script return or end by sys.exit(0) when it is done",
     "stopped": "run the same command again to go on from the newest verified checkpoint",
     "node_lost": "run the same command again; a spare node or --max-restarts would have gone on by itself",
@@ -53,9 +54,31 @@ def conclude(stop: Stop, screen: Console) -> None:
     style = "bold green" if stop.exit_code == 0 else "bold red"
     screen.print(styled(f"{stop.outcome.replace('_', ' ')}: {stop.reason}", style), soft_wrap=True)
     run_dir = plain(stop.summary.get("run_dir", ""))
-    advice = _ADVICE.get(stop.outcome, "") if stop.exit_code else ""
+    advice = _advice(stop) if stop.exit_code else ""
     if advice:
-        screen.print(styled(f"next: {advice.replace('RUN_DIR', run_dir)}"), soft_wrap=True)
+        screen.print(styled(f"next: {advice}"), soft_wrap=True)
     screen.print(
         styled(f"exit code {stop.exit_code}; what happened: {run_dir}/supervise/log.jsonl", "dim"), soft_wrap=True
     )
+
+
+def _advice(stop: Stop) -> str:
+    run_dir = str(stop.summary.get("run_dir", ""))
+    place = shlex.quote(run_dir)
+    if stop.outcome == "corruption":
+        paths = stop.summary.get("incidents", ())
+        look = " and ".join(f"bitwitness incident show {shlex.quote(path)}" for path in paths[:2])
+        look = look or f"bitwitness incident show {place}"
+        return f"look at it: {look}; who is in quarantine: bitwitness quarantine list {place}"
+    if stop.outcome != "short" or not run_dir:
+        return _ADVICE.get(stop.outcome, "")
+    try:
+        held = RunFiles(run_dir).quarantine.read()
+    except RunFilesError:
+        return "when that is done, run the same command again"
+    denied = [name for name in held.denied_devices if f"device {name} " in stop.reason]
+    denied += [name for name in held.denied_nodes if f"node {name} is in quarantine" in stop.reason]
+    if not denied:
+        return "start the nodes that are missing, and run the same command again"
+    clear = f"bitwitness quarantine clear {place} {' '.join(map(shlex.quote, denied))} --reason TEXT"
+    return f"give more nodes, or, once they are mended, clear them: {clear}; then run the same command again"

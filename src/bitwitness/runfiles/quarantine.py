@@ -27,6 +27,11 @@ from bitwitness.runfiles.files import TEMPORARY, Reported, exists, read_json, ut
 _PATIENCE = 60.0
 """Seconds that an edit waits for another one, which takes milliseconds."""
 
+_MEND = (
+    "until then nobody can say who is in quarantine: mend it by hand, or move it away and deny again whom you know of "
+    "(bitwitness quarantine add)"
+)
+
 _THREADS = threading.Lock()  # a POSIX lock is one of a process: threads need one of their own
 
 _Record = TypeVar("_Record", "Strike", "Denial")
@@ -167,11 +172,9 @@ class QuarantineFile:
         try:
             return Quarantine.from_json(read_json(self.path))
         except RunFilesError as error:
-            raise RunFilesError(f"{error}; until it is mended, nobody can say who is in quarantine") from error
+            raise RunFilesError(f"{error}; {_MEND}") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFilesError(
-                f"{self.path} is damaged ({error!r}): mend it by hand, or restore it; until then nobody can say who is in quarantine"
-            ) from error
+            raise RunFilesError(f"{self.path} is damaged ({error!r}); {_MEND}") from error
 
     @contextmanager
     def edit(self) -> Iterator[Quarantine]:

@@ -176,9 +176,11 @@ class Leader:
             self._note_left(member)
             if member.state == "refused" and member.generation > seen.refusal_told:
                 seen.refusal_told = member.generation
-                self.events(
-                    "refused", f"{member.node} does not take part: {member.why}", node=member.node, why=member.why
-                )
+                others = (one for one in self._seen.values() if one is not seen)
+                if all((one.refusal_told, one.member.why) != (member.generation, member.why) for one in others):
+                    self.events(
+                        "refused", f"{member.node} does not take part: {member.why}", node=member.node, why=member.why
+                    )
             if member.signal and not self._stopping:
                 self.events("signal", f"{member.node} was told to stop by {member.signal}", node=member.node)
                 self.stop(member.signal)
@@ -269,6 +271,10 @@ class Leader:
             return
         waited = f" (waited {self._settings.join_timeout:.0f} s, --join-timeout)" if late else ""
         text = f"too few nodes: {text}{waited}"
+        try:
+            self._run_files.quarantine.read()
+        except RunFilesError as error:
+            text = str(error)  # which every node would say alike
         if self._outcome is None:
             killed = any((self._launcher.exit_code(node) or 0) < 0 for node in self._absent())
             code, kind = (LOST, "node_lost") if killed else (REFUSED, "short")
@@ -498,6 +504,7 @@ class Leader:
         return "stopped" if self._stopping and kind not in ("finished", "corruption") else kind
 
     def _conclude(self, exit_code: int, outcome: str, reason: str) -> None:
+        incidents = [hit.path for hit in self._hits if hit.path]
         self._note("stopped", reason)
         seconds = round(self._clock() - self._began, 1)
         summary: Mapping[str, Any] = {
@@ -507,6 +514,7 @@ class Leader:
             "session": self.id,
             "run_dir": str(self._settings.run_dir),
             "generations": self._session.generation,
+            "incidents": incidents,
             "recoveries": self._recoveries,
             "restarts": self._past.restarts,
             "nodes": [node for node in self._places if node is not None],
