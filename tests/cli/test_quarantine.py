@@ -76,6 +76,39 @@ def test_clear(run: RunFiles) -> None:
     assert (done.exit_code, "nobody was in quarantine" in done.stdout) == (0, True)
 
 
+def test_add(run: RunFiles) -> None:
+    done = bitwitness("quarantine", "add", run.path, "GPU-7", "node-1", "GPU-2", "--reason", "ECC errors in dmesg")
+    assert done.exit_code == 0, done.output
+    assert "denied device GPU-7, logged as " in done.stdout
+    assert "denied node node-1, logged as " in done.stdout  # there was a strike on it
+    assert "GPU-2 was in quarantine already" in done.stdout
+    held = run.quarantine.read()
+    assert (held.denied_devices["GPU-7"].reason, held.denied_devices["GPU-7"].node) == ("ECC errors in dmesg", "")
+    assert held.denied_devices["GPU-2"].reason == "wrong again when it repeated its work"
+    assert held.why_denied("elsewhere", ["GPU-7"]).startswith("device GPU-7 is in quarantine since")
+    done = bitwitness("quarantine", "add", run.path, "node-9", "--node", "--reason", "loud", "--json")
+    record = json.loads(done.stdout)
+    assert [(one["what"], one["name"]) for one in record["added"]] == [("deny node", "node-9")]
+    assert "@" in record["added"][0]["who"]
+    assert record["denied"] == ["GPU-2", "GPU-7", "node-1", "node-2", "node-9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["GPU-7", "--reason", " "], "say what they are suspected of"),
+        (["GPU-7"], "Missing option '--reason'"),
+        (["--reason", "x"], "Missing argument"),
+        (["", "--reason", "x"], "is empty"),
+    ],
+)
+def test_what_cannot_be_added(run: RunFiles, arguments: list[str], said: str) -> None:
+    before = run.quarantine.path.read_bytes()
+    done = bitwitness("quarantine", "add", run.path, *arguments)
+    assert (done.exit_code, done.stdout, said in done.stderr) == (2, "", True), done.output
+    assert run.quarantine.path.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -96,7 +129,7 @@ def test_what_cannot_be_cleared(run: RunFiles, arguments: list[str], said: str) 
     assert run.quarantine.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [["list"], ["clear", "--all", "--reason", "x"]])
+@pytest.mark.parametrize("command", [["list"], ["add", "n", "--reason", "x"], ["clear", "--all", "--reason", "x"]])
 def test_a_damaged_quarantine_and_no_run(run: RunFiles, tmp_path: Path, command: list[str]) -> None:
     run.quarantine.path.write_text("{}")
     done = bitwitness("quarantine", command[0], run.path, *command[1:])

@@ -36,6 +36,43 @@ def list_(directory: Path, as_json: bool) -> None:
 
 @quarantine.command()
 @click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
+@click.argument("names", metavar="DEVICE_OR_NODE...", nargs=-1, required=True)
+@click.option("--reason", required=True, metavar="TEXT", help="Why; it is logged.")
+@click.option(
+    "--node", "nodes", is_flag=True, help="The names are nodes. Default: what is known of them, else devices."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def add(directory: Path, names: Sequence[str], reason: str, nodes: bool, as_json: bool) -> None:
+    """Let devices and nodes join no more, by hand.
+
+    A device is named as incidents name it, e.g. by the UUID of a GPU. A name that the quarantine knows as a node's is
+    one. Who denied whom, and why, is logged in the file itself; one that is denied already keeps its first reason.
+    """
+    _check(names, reason, "say what they are suspected of")
+    file = open_run(directory).quarantine
+    known = _nodes(file.read())
+    old = len(file.read().log)
+    for name in dict.fromkeys(names):
+        if nodes or name in known:
+            file.deny_node(name, reason=reason)
+        else:
+            file.deny_devices([name], node="", reason=reason)
+    held = file.read()
+    entries = [entry for entry in held.log[old:] if entry["what"].startswith("deny") and entry["name"] in names]
+    if as_json:
+        print_json({"run_dir": str(directory), "added": entries, "denied": _denied(held)})
+        return
+    screen = console()
+    for entry in entries:
+        kind = entry["what"].removeprefix("deny ")
+        screen.print(styled(f"denied {kind} {entry['name']}, logged as {entry['who']}"), soft_wrap=True)
+    for name in dict.fromkeys(names):
+        if name not in {entry["name"] for entry in entries}:
+            screen.print(styled(f"{name} was in quarantine already", "yellow"), soft_wrap=True)
+
+
+@quarantine.command()
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.argument("names", metavar="DEVICE_OR_NODE...", nargs=-1)
 @click.option("--reason", required=True, metavar="TEXT", help="What was repaired or found out; it is logged.")
 @click.option("--all", "everything", is_flag=True, help="Clear every device and node.")
@@ -48,8 +85,7 @@ def clear(directory: Path, names: Sequence[str], reason: str, everything: bool, 
     """
     if bool(names) == everything:
         raise click.UsageError("name the devices and nodes to clear, or give --all")
-    if not reason.strip():
-        raise click.BadParameter("say what was repaired or found out", param_hint="--reason")
+    _check(names, reason, "say what was repaired or found out")
     file = open_run(directory).quarantine
     entries = file.clear(None if everything else names, reason=reason)
     remaining = file.read()
@@ -64,6 +100,24 @@ def clear(directory: Path, names: Sequence[str], reason: str, everything: bool, 
     for device, denial in sorted(remaining.denied_devices.items()):
         if denial.node in {entry["name"] for entry in entries}:
             screen.print(styled(f"still in quarantine: device {device}, then on node {denial.node}", "yellow"))
+
+
+def _check(names: Sequence[str], reason: str, advice: str) -> None:
+    if not reason.strip():
+        raise click.BadParameter(advice, param_hint="--reason")
+    if not all(name.strip() for name in names):
+        raise click.BadParameter("is empty: is a variable unset?", param_hint="DEVICE_OR_NODE")
+
+
+def _nodes(held: Quarantine) -> set[str]:
+    """The names that are known to be those of nodes."""
+    of_devices = [denial.node for denial in held.denied_devices.values()]
+    of_strikes = [strike.node for each in held.strikes.values() for strike in each]
+    return {*held.denied_nodes, *of_devices, *of_strikes} - {""}
+
+
+def _denied(held: Quarantine) -> list[str]:
+    return sorted({*held.denied_nodes, *held.denied_devices})
 
 
 def _what(cleared: Mapping[str, Any]) -> str:
