@@ -23,6 +23,7 @@ from bitwitness.runfiles.supervision import Stop, SupervisionFiles
 from bitwitness.supervise import decisions
 from bitwitness.supervise.identity import INDICES
 from bitwitness.supervise.settings import Settings
+from bitwitness.supervise.wrapper import RunDirLost
 from tests.docs_help import ROOT
 
 DOCS = ROOT / "docs" / "supervision.md"
@@ -209,6 +210,7 @@ def test_the_exit_codes_are_documented() -> None:
         decisions.REFUSED,
         decisions.LOST,
         decisions.HUNG,
+        RunDirLost.exit_code,
         decisions.stop_code("SIGTERM"),
         decisions.stop_code("SIGINT"),
     }

@@ -89,8 +89,8 @@ def run(ctx: click.Context, /, script: str, args: tuple[str, ...], as_json: bool
     or --node-rank tell the nodes apart; whoever is started beyond --nodes is a spare.
 
     Exit code: 0 done; 160 corruption, attributed; 3 corruption, unattributed: a person must look; 4 the guard failed; 2
-    nothing was started; 124 hang; 137 a node was lost; 143 SIGTERM; 130 Ctrl-C; else the job's own. docs/supervision.md
-    has what follows from each.
+    nothing was started; 124 hang; 137 a node was lost; 143 SIGTERM; 130 Ctrl-C; 1 the run directory could not be written
+    any more; 1 and all else the job's own. docs/supervision.md has what follows from each.
     """
     from bitwitness.cli.run_view import conclude, printer
     from bitwitness.supervise.identity import identify, index_of
