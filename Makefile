@@ -9,6 +9,8 @@ PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
 PIP_ARGS ?=
 # Further arguments for what a target runs, e.g. make test ARGS="-k verdict".
 ARGS ?=
+# How many files of tests run at a time; each starts processes of its own, so that more than a few are no gain.
+WORKERS ?= 2
 # Which benchmarks `make bench` runs; all of them unless named.
 BENCHES ?= $(basename $(notdir $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))))
 
@@ -27,7 +29,7 @@ demo: $(VENV)/.demo  ## train on CPU processes, corrupt one, watch it being caug
 	$(VENV)/bin/bitwitness demo $(ARGS)
 
 test: $(VENV)/.dev  ## all tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 dev: $(VENV)/.dev  ## the environment for development, in $(VENV)
 

@@ -24,7 +24,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 settings.register_profile("bitwitness", deadline=None, print_blob=True)
 settings.load_profile("bitwitness")
 
+# Set for the workers that this process starts: all of a session have one seed.
 SEED = int(os.environ.get("BITWITNESS_TEST_SEED") or secrets.randbelow(2**31))
+os.environ["BITWITNESS_TEST_SEED"] = str(SEED)
 
 
 def pytest_report_header() -> list[str]:
