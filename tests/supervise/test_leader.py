@@ -135,6 +135,17 @@ def test_silence_is_a_loss_only_after_its_time(stage: Callable[..., Stage]) -> N
     assert here.generation == ("a", "c")
 
 
+def test_a_leader_that_slept_does_not_hold_the_silence_against_others(stage: Callable[..., Stage]) -> None:
+    here = stage()
+    here.start("a", "b")
+    here.beat(70.0, but=("a", "b"))
+    for _ in range(59):
+        here.beat(but=("b",))
+    assert here.said("lost") == []
+    here.beat(2.0, but=("b",))
+    assert len(here.said("lost")) == 1
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

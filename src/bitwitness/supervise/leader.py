@@ -80,7 +80,7 @@ class Leader:
         self._session = Session(self.id, socket.gethostname(), os.getpid(), job=settings.job, preparing=1)
         self._spoken: Session | None = None
         self._spoke_at = 0.0
-        self._began = self._phase_since = self._news_at = self._waiting_told = clock()
+        self._began = self._looked = self._phase_since = self._news_at = self._waiting_told = clock()
         self._phase: Phase = "gather"
         self._seen: dict[str, _Seen] = {}
         self._left: dict[str, str] = {}  # nodes of this generation whose wrapper has left it, and why
@@ -136,6 +136,10 @@ class Leader:
             self._speak(force=not self._spoken or not self._spoken.ended)
             return self._stop
         self._check_alone()
+        now = self._clock()
+        if now - self._looked > self._settings.lost_after / 2:
+            self._forgive()  # it was this process that slept
+        self._looked = now
         try:
             if self._ending is not None:
                 self._end(self._ending)
@@ -144,8 +148,7 @@ class Leader:
                 {"gather": self._gather, "run": self._watch, "drain": self._drain}[self._phase]()
             self._speak()
         except RunFilesError:
-            for seen in self._seen.values():
-                seen.changed = self._clock()  # others cannot write either, and their silence says nothing
+            self._forgive()  # others cannot write either
             raise
         return self._stop
 
@@ -184,6 +187,11 @@ class Leader:
             if member.signal and not self._stopping:
                 self.events("signal", f"{member.node} was told to stop by {member.signal}", node=member.node)
                 self.stop(member.signal)
+
+    def _forgive(self) -> None:
+        """Nobody's silence up to now says anything."""
+        for seen in self._seen.values():
+            seen.changed = self._clock()
 
     def _note_left(self, member: Member) -> None:
         """It goes on living, may have joined again meanwhile, and yet its workers are gone."""
