@@ -70,6 +70,7 @@ def test_a_process_that_dies_at_interpreter_exit_has_finished(tmp_path: Path) ->
 
 
 VERDICT = "from bitwitness.evidence import Verdict; verdict = Verdict('unattributed', 3, kind='software')\n"
+RAISED = "raise bitwitness.CorruptionDetected(verdict, None)"
 ENDS: list[tuple[str, int, str, str]] = [
     ("import sys; sys.exit()", 0, "finished", ""),
     ("import sys; sys.exit(0)", 0, "finished", ""),
@@ -123,6 +124,11 @@ def test_an_error_that_the_run_dir_does_not_take_is_left_on_this_node_and_half_o
     worker._leave_failed(ValueError("boom"), 1)
     assert json.loads((notes / "error-1.json").read_text())["bitwitness"]["text"] == "boom"
     assert not (tmp_path / "error.json").exists()
+
+
+def test_an_error_that_cannot_be_printed_is_left_all_the_same(tmp_path: Path) -> None:
+    done = run(tmp_path, VERDICT + "import os, bitwitness; os.close(2); os.open('/dev/full', os.O_WRONLY)\n" + RAISED)
+    assert (done.returncode, error(tmp_path)["bitwitness"]["type"]) == (3, "CorruptionDetected")
 
 
 def test_an_error_file_that_torch_cannot_read_is_no_traceback(

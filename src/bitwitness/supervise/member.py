@@ -119,7 +119,8 @@ class NodeMember:
 
     def known(self) -> list[str]:
         """How the workers that failed here have ended, in a sentence each."""
-        return list(dict.fromkeys(Failure.from_json(record).headline() for record in self._said.failures))
+        failures = [Failure.from_json(record) for record in self._said.failures]
+        return list(dict.fromkeys(one.headline() for one in failures if one.type or one.exit_code is not None))
 
     def close(self) -> None:
         """End what is left of the job on this node, at once."""

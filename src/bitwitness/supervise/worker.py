@@ -56,11 +56,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
             _leave_failed(error, _code_of(error))
     except BaseException as error:  # noqa: BLE001  (whatever it is, it is this worker's end)
         error.__traceback__ = _of_the_script(error.__traceback__)
-        if isinstance(error, CorruptionDetected):
-            # No mistake of the script, and every rank raises it: a traceback each would bury what it says.
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        else:
-            sys.excepthook(type(error), error, error.__traceback__)
+        with contextlib.suppress(OSError, ValueError):  # a full disk must not hide what it was
+            if isinstance(error, CorruptionDetected):
+                # No mistake of the script, and every rank raises it: a traceback each would bury what it says.
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            else:
+                sys.excepthook(type(error), error, error.__traceback__)
         _leave_failed(error, error.exit_code if isinstance(error, BitwitnessError) else 1)
     _leave_done()
 
