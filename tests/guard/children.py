@@ -109,11 +109,12 @@ def _child(place: Rank, child: Child) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in a save something happens to a rank; `sleep` seconds, or death."""
+    """Where in a save something happens to a rank; `sleep` seconds, `sys.exit(7)`, or death."""
 
     where: str
     rank: int
     sleep: float = 0.0
+    exits: bool = False
     timeout: float = 30.0
     checkpoint_timeout: float = 6.0
     left: tuple[str, ...] = ("step-00000002",)
@@ -121,10 +122,13 @@ class Moment:
     @property
     def name(self) -> str:
         """For the name of a scenario."""
-        return f"{'stalls' if self.sleep else 'dies'} at {self.where} on rank {self.rank}, {self.sleep:.0f} s"
+        what = "stalls" if self.sleep else "exits" if self.exits else "dies"
+        return f"{what} at {self.where} on rank {self.rank}, {self.sleep:.0f} s"
 
     def strike(self) -> None:
         """It happens, now."""
+        if self.exits:
+            raise SystemExit(7)
         if not self.sleep:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.sleep)

@@ -258,12 +258,13 @@ def told_where(place: Rank, _: None) -> Seen:
     told: list[Any] = []
 
     def note(verdict: Verdict, incident: Path | None) -> Any:
+        drawing_tokens(0, 0, 0)
         told.append([verdict.ranks, incident is not None and (incident / "incident.json").is_file()])
         return "skip"
 
-    seen = Seen()
+    _seed()
     with logged([]):
-        TrainingRun(
+        seen = TrainingRun(
             place, Plan(policy={"audit": "gradients", "on_detection": note}, faults=(Fault("matmul", 1),))
         ).run()
     return seen | {"told": told}

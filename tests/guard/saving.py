@@ -425,6 +425,14 @@ def groups(module: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW([{"params": parameters[:3]}, {"params": parameters[3:]}])]
 
 
+def backwards(module: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(list(module.parameters())[::-1])]
+
+
+class Clock(Counter):
+    """Another class."""
+
+
 def _with_loader(job: Small) -> dict[str, Any]:
     return {"stateful": {"counter": job.counter, "loader": Counter()}}
 
@@ -436,6 +444,16 @@ OTHERS: dict[str, tuple[Kind, Callable[[Small], dict[str, Any]], tuple[str, ...]
     "sgd": (Kind(optimizers=sgd), lambda job: {}, ("AdamW", "SGD")),
     "two optimizers": (Kind(optimizers=twice), lambda job: {}, ("AdamW, AdamW",)),
     "groups": (Kind(optimizers=groups), lambda job: {}, ("optimizer 0", "groups")),
+    "another order": (
+        Kind(optimizers=backwards),
+        lambda job: {},
+        ("optimizer 0", "its parameter 0 is embedding.weight there, batch_norm.bias here"),
+    ),
+    "another class": (
+        Kind(),
+        lambda job: {"stateful": {"counter": Clock()}},
+        ("state of a Counter as stateful['counter']", "given a Clock"),
+    ),
     "scaler": (Kind(scaler=True), lambda job: {}, ("GradScaler",)),
     "fewer generators": (Kind(), lambda job: {"generators": [models.OWN_TORCH]}, ("3 generators", "given 1")),
     "other generators": (
@@ -444,7 +462,11 @@ OTHERS: dict[str, tuple[Kind, Callable[[Small], dict[str, Any]], tuple[str, ...]
         ("torch, numpy PCG64, random", "numpy PCG64, torch, random", "same order"),
     ),
     "no state for it": (Kind(), _with_loader, ("no state for loader",)),
-    "state for nobody": (Kind(), lambda job: {"stateful": None}, ("counter", "stateful=")),
+    "state for nobody": (
+        Kind(),
+        lambda job: {"stateful": None},
+        ("the checkpoint holds that of counter beside: give", "stateful="),
+    ),
     "another name on rank 1": (
         Kind(),
         lambda job: {"stateful": {"counter" if job.place.rank != 1 else "clock": job.counter}},

@@ -103,7 +103,10 @@ def test_whether_a_compiler_looks_into_the_module() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     assert not is_compiled(module, module, module, noop)
     assert is_compiled(nn.Sequential(module), module, module, noop), "what torch.compile returns is another module"
-    module._compiled_call_impl = noop  # what module.compile() leaves; to call it would load the compiler
+    inner = nn.Module()
+    inner._orig_mod = module  # what torch.compile returns holds the module so; to call it would load the compiler
+    assert is_compiled(inner, inner, nn.Sequential(inner), noop)
+    module[0]._compiled_call_impl = noop  # and this is what module.compile() leaves
     assert is_compiled(module, module, module, noop)
     assert nn.Module._compiled_call_impl is None
     assert is_compiled(plain := nn.Linear(2, 2), plain, plain, compiled_noop)

@@ -118,6 +118,7 @@ def test_a_save_that_fails_is_told_everywhere_and_leaves_nothing(done: Launch, n
         assert seen["error"] is not None, "was published"
         assert seen["error"]["type"] == "CheckpointError"
         assert all(word in seen["error"]["message"] for word in trouble.words), seen["error"]["message"]
+        assert seen["error"]["message"].count("as they were") == 1, seen["error"]["message"]
         assert seen["files"] == ["step-00000001"], "the one before is as it was, and nothing half is left"
         assert seen["unchanged"]
 
@@ -182,6 +183,27 @@ def test_only_between_two_steps(done: Launch) -> None:
             assert "before the loop" in seen[when]["message"]
         assert seen["closed"]["type"] == "ConfigurationError"
         assert (seen["right"], seen["from"], seen["right again"]) == (True, 0, True)
+
+
+def test_a_run_directory_that_is_gone_is_not_made_anew(done: Launch) -> None:
+    for seen in done.seen("out of turn"):
+        error, made = seen["gone"]
+        assert error["type"] == "CheckpointError"
+        assert "run.json is gone: was the storage unmounted" in error["message"]
+        assert not made
+
+
+def test_a_checkpoint_of_another_run_is_taken_with_a_warning(done: Launch) -> None:
+    for rank, seen in enumerate(done.seen("out of turn")):
+        first, second = seen["runs"]
+        told = [
+            f"saved by another run ({first}) than the one in this directory (another)" in line
+            for line in seen["logged"]
+        ]
+        assert any(told) == (rank == 0)
+        assert second == "another", "the id of a run is kept"
+    for seen in done.seen("forbidden"):
+        assert not any("another run" in line for line in seen["logged"])
 
 
 def test_after_an_error_that_the_loop_caught(done: Launch) -> None:
@@ -256,6 +278,18 @@ def test_a_foreign_file_that_another_node_reads_differently(done: Launch) -> Non
         assert error["type"] == "CheckpointError"
         assert "reads differently on rank 1 (node n1)" in error["message"]
         assert seen["lied to"]["step"] is None
+
+
+def test_ranks_that_do_not_mean_the_same_checkpoint(done: Launch) -> None:
+    for seen in done.seen("foreign"):
+        elsewhere, among_ours = seen["refused"]
+        mixed = seen["asynchronous"]["mixed"]
+        assert {one["type"] for one in (elsewhere, among_ours, mixed)} == {"ConfigurationError"}
+        assert "do not stage the same: rank 0 (node n0) " in elsewhere["message"]
+        assert "of-1.pt" in elsewhere["message"]
+        assert "holds the checkpoints of save_checkpoint() alone" in among_ours["message"]
+        assert "do not label the same" in mixed["message"]
+        assert "in the same order" in mixed["message"]
 
 
 def test_a_writer_that_takes_two_steps(done: Launch) -> None:

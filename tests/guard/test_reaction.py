@@ -125,7 +125,10 @@ def test_a_function_says_what_to_do(done: Launch, name: str) -> None:
 
 
 def test_the_function_is_told_where_the_incident_is(done: Launch) -> None:
-    assert [seen["told"] for seen in done.seen("told where")] == [[[[1], True]]] * 3
+    told = done.seen("told where")
+    assert [seen["told"] for seen in told] == [[[[1], True]]] * 3
+    draws = [seen["hit"]["draws"] for seen in done.seen("skipped, matmul")]
+    assert [seen["draws"] for seen in told] == draws, "what the function draws is nobody else's"
 
 
 def test_a_function_is_compared_by_its_name() -> None:

@@ -41,9 +41,7 @@ def _cases() -> list[tuple[str, str, int]]:
         for index, fault in enumerate(FAULTS):
             places = (0, nodes // 2, nodes - 1)
             cases += [
-                (placement, fault, node)
-                for position, node in enumerate(places)
-                if EXHAUSTIVE or position == index
+                (placement, fault, node) for position, node in enumerate(places) if EXHAUSTIVE or position == index
             ]
     return cases
 

@@ -21,6 +21,8 @@ DIE = [
 SLOW = Moment("fsync", 1, sleep=8.0, timeout=5.0, checkpoint_timeout=60.0)
 TOO_SLOW = Moment("fsync", 1, sleep=12.0, timeout=5.0, checkpoint_timeout=6.0)
 
+EXITS = Moment("write", 1, exits=True, checkpoint_timeout=120.0)
+
 
 def _child(name: str, world_size: int, run: object, given: object = None, folder: str = "") -> Child:
     return Child(name, world_size, run, given, folder)  # type: ignore[arg-type]
@@ -28,7 +30,7 @@ def _child(name: str, world_size: int, run: object, given: object = None, folder
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    moments = [*DIE, SLOW, TOO_SLOW]
+    moments = [*DIE, SLOW, TOO_SLOW, EXITS]
     first = [_child(moment.name, 3, struck, moment, moment.name.replace(" ", "-")) for moment in moments]
     first += [_child("one process", 1, small_job), _child("two nodes", 2, small_job)]
     then = [_child(moment.name, 3, gone_on, moment, moment.name.replace(" ", "-")) for moment in (*DIE, TOO_SLOW)]
@@ -66,6 +68,16 @@ def test_the_next_start_finds_what_was_whole(done: Launch, moment: Moment) -> No
         assert seen["from"] == int(moment.left[-1].removeprefix("step-"))
         assert seen["right"]
         assert seen["afterwards"] == [*moment.left, "step-00000004"], "what was hidden and half is gone"
+
+
+def test_a_rank_that_exits_does_not_let_the_others_wait(done: Launch) -> None:
+    for rank, seen in enumerate(_of(done, "first", EXITS.name)):
+        if rank == EXITS.rank:
+            assert seen == {"ended": 0}, "of a child that was ended by an exception"
+            continue
+        assert seen["error"]["type"] == "RankLost"
+        for words in ("given up by rank", "rank 1 (node n1) raised SystemExit: 7. This says nothing"):
+            assert words in seen["error"]["message"], seen["error"]["message"]
 
 
 def test_slow_storage_is_no_lost_rank(done: Launch) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -266,13 +267,35 @@ def out_of_turn(place: Rank, _: None) -> Seen:
         job.step, job.counter.count = 1, 1
         seen["resume after a step"] = caught(guard.resume)
         job.train(guard, 3)
+        seen["gone"] = _while_gone(place, lambda: caught(guard.save_checkpoint))
+    run = RunFiles(place.run_dir).read_run()
+    if place.rank == 0:
+        RunFiles(place.run_dir).write_run(run | {"run": "another"})
+    barrier()
     seen["closed"] = caught(guard.save_checkpoint)
     seen["right"] = job.state() == expected(place, 3)
     again = Small(place)
-    with again.guard() as guard:
+    with seen_log(seen), again.guard() as guard:
         seen["from"] = again.resume(guard)
         again.train(guard, 3)
+    seen["runs"] = [run["run"], RunFiles(place.run_dir).read_run()["run"]]
     seen["right again"] = again.state() == expected(place, 3)
+    return seen
+
+
+def _while_gone(place: Rank, act: Callable[[], Seen | None]) -> list[Any]:
+    """While the storage is not mounted: what was said, and whether something stands there instead."""
+    barrier()
+    if place.rank == 0:
+        place.run_dir.rename(place.folder / "away")
+    barrier()
+    said = act()
+    barrier()
+    seen = [said, place.run_dir.exists()]
+    barrier()
+    if place.rank == 0:
+        (place.folder / "away").rename(place.run_dir)
+    barrier()
     return seen
 
 
@@ -375,6 +398,7 @@ def _write_folder(job: Small, path: Path) -> None:
     barrier()
     names = sorted(job.module.state_dict())
     state = {name: job.module.state_dict()[name] for name in names[job.place.rank :: job.place.world_size]}
+    time.sleep(0.1 * job.place.rank)  # who writes later than the first is waited for
     torch.save(state, path / "deep" / f"__{job.place.rank}_0.distcp")
     if job.place.rank == 0:
         (path / ".metadata").write_bytes(b"an index")
@@ -416,7 +440,13 @@ WRITERS: dict[str, tuple[Callable[[Small, Path], None], Callable[[Path], Any] | 
     "writes nothing": (lambda job, path: None, None, ("holds no file", "was it written")),
     "cannot be read": (_write_one, _unreadable, ("could not be read back", "no such layout", "node n1")),
     "reads as nothing": (_write_one, lambda path: {}, ("it holds no tensors",)),
-    "reads as a list": (_write_one, lambda path: [1], ("could not be read back",)),
+    "reads as a list": (_write_one, lambda path: [1], ("could not be read back", "returned a list")),
+    "reads as None": (_write_one, lambda path: None, ("could not be read back", "returned a NoneType")),
+    "names of DDP's": (
+        _write_one,
+        lambda path: {f"module.{name}": one for name, one in _load(path).items()},
+        ("returned module.", "prefix of DDP's", "nothing of that name", "not labelled"),
+    ),
 }
 """A writer, a reader, and words of the error; none where there is none, or where it is the writer's own."""
 
@@ -434,6 +464,8 @@ def foreign(place: Rank, _: None) -> Seen:
                 stack.enter_context(_lying_storage("lied-to.pt"))
             path = place.folder / "lied-to.pt"
             seen["lied to"] = _one_writer(guard, job, path, _write_one, None)
+        own = [job.place.folder / f"of-{job.place.rank}.pt", job.place.run_dir / "checkpoints" / "mine.pt"]
+        seen["refused"] = [caught(lambda path=path: guard.stage_checkpoint(path)) for path in own]  # type: ignore[misc]
         seen["asynchronous"] = _slow_writer(guard, job)
     return seen | {"right": job.state() == expected(place, job.step)}
 
@@ -474,6 +506,7 @@ def _slow_writer(guard: Guard, job: Small) -> Seen:
     if job.place.rank == 0:
         torch.save(then, paths[0])
     _write_one(job, paths[1])
+    mixed = caught(staged[job.place.rank == 1].label)
     label = staged[0].label()
     error = caught(staged[1].label)
     barrier()
@@ -481,5 +514,6 @@ def _slow_writer(guard: Guard, job: Small) -> Seen:
         "step": step,
         "label": read_label(label).step,
         "error": error,
+        "mixed": mixed,
         "labelled": paths[1].with_name("too-late.pt.label.json").exists(),
     }

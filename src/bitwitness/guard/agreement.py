@@ -144,7 +144,11 @@ class Channel:
             return value
 
         if self._group is not None:
-            self._meet_in_store(phase, timeout)
+            try:
+                self._meet_in_store(phase, timeout)
+            except (KeyboardInterrupt, SystemExit) as interruption:
+                self.raised(interruption)
+                raise
             self._last_exchange = time.perf_counter()
         return self.gather(phase, answer)
 
@@ -215,8 +219,7 @@ class Channel:
         if self._group is None:
             return ""
         try:
-            told = [rank for rank in range(self.world_size) if self._store.check([f"raised/{rank}"])]
-            words = [f"{self._place(rank)} raised {self._store.get(f'raised/{rank}').decode()}" for rank in told]
+            words = self._told_words()
         except RuntimeError as error:
             return (
                 f"The job's store is gone with its host, {os.environ.get('MASTER_ADDR', 'that of rank 0')} ({error})."
@@ -224,6 +227,10 @@ class Channel:
         if not words:
             return "No rank has told that it failed: one died or left the loop, and its launcher knows its exit code."
         return "; ".join(words[:8]) + "."
+
+    def _told_words(self) -> list[str]:
+        told = [rank for rank in range(self.world_size) if self._store.check([f"raised/{rank}"])]
+        return [f"{self._place(rank)} raised {self._store.get(f'raised/{rank}').decode()}" for rank in told]
 
     def silent_ranks(self, phase: str, busy: float = 0.0) -> str:
         """After a collective of the job or the guard failed: say so to the others, and name the ranks that stay silent.
@@ -233,8 +240,11 @@ class Channel:
         if self._group is None:
             return ""
         try:
+            words = self._told_words()  # first: the store goes with the first rank, which waits until all have answered
             self._store.set(f"lost/{self.rank}", json.dumps([phase, busy]))
             self._store.set("abort", str(self.rank))
+            if words and self.rank:
+                return "; ".join(words[:8]) + "."
             silent = list(range(self.world_size))
             try:
                 return self._name_silent(silent)
@@ -242,11 +252,13 @@ class Channel:
                 if 0 in silent:
                     raise
                 # The store left with the first rank, which had given up as well: that is not what was lost.
+                if not silent:
+                    return "Every rank had answered before rank 0 left."
                 return "Did not answer before rank 0 left: " + ", ".join(map(self._place, silent[:8])) + "."
         except RuntimeError as error:
             host = os.environ.get("MASTER_ADDR", "the host of rank 0")
             node = f", node {self.topology.node_of(0)}" if self.topology else ""
-            return f"the job's store on {host} (started with rank 0{node}) is gone: look at that host first ({error})"
+            return f"the job's store on {host} (started with rank 0{node}) is gone: look at that host first ({error})."
 
     # How it is done -------------------------------------------------------------------------------------------------
 
@@ -305,6 +317,9 @@ class Channel:
         except Exception as error:  # a check that misfires must not leave the others waiting
             logger.debug("%s raised on rank %d", phase, self.rank, exc_info=True)
             return None, error
+        except BaseException as error:  # nor may somebody's Ctrl-C or sys.exit()
+            self.raised(error)
+            raise
         finally:
             self.local_seconds[phase] += time.perf_counter() - started
 
@@ -381,11 +396,13 @@ class Channel:
         deadline = time.monotonic() + min(_GRACE, self.timeout)
         while True:
             for rank in list(silent):
-                if self._store.check([f"lost/{rank}"]):
+                if self._store.check([f"lost/{rank}"]) or self._store.check([f"raised/{rank}"]):
                     silent.remove(rank)
             if not silent or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
+        if not silent and (words := self._told_words()):
+            return "; ".join(words[:8]) + "."
         if not silent:
             answers = (json.loads(self._store.get(f"lost/{rank}")) for rank in range(self.world_size))
             late = [

@@ -26,6 +26,7 @@ from bitwitness.errors import CheckpointError, ConfigurationError, RunFilesError
 from bitwitness.guard import snapshot
 from bitwitness.guard.job import Job
 from bitwitness.runfiles import RunFiles, utc_now
+from bitwitness.runfiles.files import exists
 from bitwitness.runfiles.label import (
     FileDigest,
     Label,
@@ -77,6 +78,7 @@ class Keeper:
         self.job, self.files, self.stateful = job, files, dict(stateful)
         self._channel = job.channel
         self._store = files.checkpoints
+        self.run = ""  # the id of the run, as run.json has it
 
     # Saving ----------------------------------------------------------------------------------------------------------
 
@@ -86,7 +88,17 @@ class Keeper:
         Raises:
             CheckpointError: on every rank; nothing new is visible, what was there still is.
         """
-        token = self._channel.gather("checkpoint", lambda: secrets.token_hex(4))[0]
+        try:
+            return self._save(standing)
+        except CheckpointError as error:
+            if "as they were" in str(error) or "can go on" in str(error):
+                raise
+            raise CheckpointError(f"{error}. Earlier checkpoints are as they were, and training can go on") from error
+
+    def _save(self, standing: Standing) -> Path:
+        asked = self._channel.gather("checkpoint", lambda: (secrets.token_hex(4), f"step {standing.step}"))
+        self._require_one("save", [what for _, what in asked])
+        token = asked[0][0]
         staging = Path(self._patiently("checkpoint: begin", lambda: self._begin(standing.step, token))[0])
         try:
             written = self._patiently("checkpoint: write", lambda: self._write(staging))
@@ -112,9 +124,22 @@ class Keeper:
 
         return self._channel.patiently(phase, self.job.policy.checkpoint_timeout, reported)
 
+    def _require_one(self, what: str, asked: Sequence[str]) -> None:
+        """Raise ConfigurationError, on every rank, unless all are about to do the same."""
+        for rank, one in enumerate(asked):
+            if one != asked[0]:
+                raise ConfigurationError(
+                    f"the ranks do not {what} the same: {self._place(0)} {asked[0]}, {self._place(rank)} {one}. Give every rank the same "
+                    "path, and make the calls in the same order"
+                )
+
     def _begin(self, step: int, token: str) -> str:
         if self.job.rank != 0:
             return ""
+        if not exists(self.files.path / "run.json"):
+            raise CheckpointError(
+                f"{self.files.path / 'run.json'} is gone: was the storage unmounted, or the directory removed? Nothing was written; training can go on"
+            )
         self._store.discard_leftovers()
         return str(self._store.stage(step, token))
 
@@ -181,12 +206,25 @@ class Keeper:
         model = {"model": self.job.module.state_dict()}
         own = snapshot.fingerprints(model, self.job.seed)
         names = self._buffers() & own.keys() if self._alike(standing) else own.keys()
-        held = self._channel.gather("checkpoint: stage", lambda: {name: own[name] for name in names})
+
+        def offer() -> tuple[str, dict[str, str]]:
+            if self._store.path.resolve() in path.resolve().parents:
+                raise ConfigurationError(
+                    f"{path} is inside {self._store.path}, which holds the checkpoints of save_checkpoint() alone: choose another place"
+                )
+            return f"{path} at step {standing.step}", {name: own[name] for name in names}
+
+        offered = self._channel.gather("checkpoint: stage", offer)
+        self._require_one("stage", [what for what, _ in offered])
+        held = [of_rank for _, of_rank in offered]
         right = {name: {of_rank.get(name) for of_rank in held} for name in names}
         return Staged(self, path, standing, own, right, read_back)
 
     def label_foreign(self, staged: Staged) -> Path:
         """Read back what has become durable, on two nodes, and label it."""
+        what = f"{staged.path} of step {staged.standing.step}"
+        # The writers of all ranks are done when the ranks have met, and not before: then the files can be listed.
+        self._require_one("label", self._patiently("checkpoint: written", lambda: what))
         names = sorted(self._patiently("checkpoint: list", lambda: self._foreign_names(staged.path))[0])
         if not names:
             raise CheckpointError(f"{staged.path} holds no file: was it written, on storage that every node sees?")
@@ -210,14 +248,14 @@ class Keeper:
             )
 
         with suppress(CheckpointError):
-            self._patiently("checkpoint: list", fail)
+            self._patiently("checkpoint: written", fail)
 
     def _read_foreign(self, staged: Staged, names: Sequence[str], files: Mapping[str, FileDigest]) -> None:
         for writer in self._read_by(self.job.rank):
             for name in names[writer :: self.job.topology.world_size]:
                 self._same_file(_member(staged.path, name), files[name], writer)
         if staged.read_back is not None and self.job.rank == self._reader_of(0):
-            found = self._stored(staged.path, staged.read_back)
+            found = self._stored(staged.path, staged.read_back, staged.tensors)
             wrong = sorted(name for name in found if found[name] not in staged.accepted(name))
             if wrong or not found:
                 raise CheckpointError(
@@ -225,14 +263,24 @@ class Keeper:
                     f"{staged.standing.step}: {', '.join(wrong[:3]) or 'it holds no tensors'}. It was not labelled"
                 )
 
-    def _stored(self, path: Path, read_back: ReadBack) -> dict[str, str]:
+    def _stored(self, path: Path, read_back: ReadBack, known: Collection[str]) -> dict[str, str]:
         try:
-            tensors = {f"model/{name}": one for name, one in read_back(path).items()}
+            found = read_back(path)
+            if not isinstance(found, Mapping):
+                raise TypeError(f"it returned a {type(found).__name__} and not tensors by name")
+            tensors = snapshot.fingerprints({"model": dict(found)}, self.job.seed)
         except Exception as error:
             raise CheckpointError(
                 f"{path} could not be read back by read_back=: {type(error).__name__}: {error}. It was not labelled"
             ) from error
-        return snapshot.fingerprints(tensors, self.job.seed)
+        unknown = sorted(name.removeprefix("model/") for name in tensors if name not in known)
+        if unknown:
+            hint = " (with a prefix of DDP's?)" if unknown[0].startswith("module.") else ""
+            raise CheckpointError(
+                f"{path}: read_back= returned {', '.join(unknown[:3])}{hint}, and the model has nothing of that name: name tensors as "
+                "the module inside DDP does. It was not labelled"
+            )
+        return tensors
 
     def _write_label(self, path: Path, label: Label) -> str:
         return str(write_label(path, label)) if self.job.rank == 0 else ""
@@ -251,6 +299,7 @@ class Keeper:
         for path, reason in plan:
             problem = reason or self._try(Path(path))
             if isinstance(problem, Label):
+                self._warn_of_another_run(path, problem)
                 return Resumed(Path(path), problem, tuple(refused))
             refused.append((Path(path).name, problem))
             if self.job.rank == 0:
@@ -263,6 +312,16 @@ class Keeper:
                 "move that folder away"
             )
         return None
+
+    def _warn_of_another_run(self, path: str, label: Label) -> None:
+        saved = label.extra.get("run", "")
+        if self.job.rank == 0 and saved and saved != self.run:
+            logger.warning(
+                "%s was saved by another run (%s) than the one in this directory (%s): incidents of that one are not known here",
+                path,
+                saved,
+                self.run,
+            )
 
     def _plan(self) -> list[tuple[str, str]]:
         """All checkpoints, newest first, with what forbids them before they are even read; as the first rank sees it."""
@@ -390,7 +449,7 @@ class Keeper:
             read_back=read_back,
             supervision=standing.supervision,
             compared=standing.compared,
-            extra={},
+            extra={"run": self.run},
         )
 
 

@@ -366,6 +366,9 @@ class Guard:
         except Exception as error:
             staged.abandon(error)
             raise
+        except BaseException as error:
+            self.job.channel.raised(error)
+            raise
         staged.label()
 
     @property
@@ -376,6 +379,7 @@ class Guard:
     def _standing(self) -> Standing:
         """Compare the replicas, and say what is known of the weights between two steps."""
         self._check_usable()
+        self.job.channel.goes_on()
         if self._step.micros or self._updated:
             raise ConfigurationError("a checkpoint in the midst of a step: save between two steps, after step()")
         for check in self.checks:
@@ -566,15 +570,17 @@ class Guard:
     def _start_files(self) -> None:
         job = self.job
 
-        def write() -> tuple[str, ...]:
-            if job.rank == 0:
-                self._files.discard_staged()
-                self._files.write_run(start.description(job, self.limits))
+        def write() -> tuple[tuple[str, ...], str]:
             self._ledger = Ledger(self._files.journal(job.rank))
-            return tuple(path.name for path in self._files.incidents()) if job.rank == 0 else ()
+            if job.rank != 0:
+                return (), ""
+            self._files.discard_staged()
+            run = start.run_id(self._files)
+            self._files.write_run(start.description(job, self.limits, run))
+            return tuple(path.name for path in self._files.incidents()), run
 
         # What was found before this start is dealt with: either it starts anew, or resume() keeps clear of it.
-        self._known_incidents = job.channel.gather("run files", write)[0]
+        self._known_incidents, self._keeper.run = job.channel.gather("run files", write)[0]
         about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank), **start.supervision()}
         self._ledger.event("start", about)
         if job.rank == 0:

@@ -11,6 +11,7 @@ from pathlib import Path
 from bitwitness.errors import GuardFailure
 from bitwitness.evidence import Verdict
 from bitwitness.guard.job import Job, Step
+from bitwitness.guard.rewind import random_state_kept
 from bitwitness.policy import REACTIONS, Reaction
 
 
@@ -58,7 +59,8 @@ def _wanted(job: Job, verdict: Verdict, incident: Path | None) -> tuple[Reaction
 
     def ask() -> str:
         try:
-            answer: object = function(verdict, incident)
+            with random_state_kept(job.device, job.workload.generators):
+                answer: object = function(verdict, incident)
             return answer if isinstance(answer, str) and answer in REACTIONS else f"returned {answer!r:.200}"
         except Exception as error:  # noqa: BLE001  (corruption is known: no mistake of a callback may hide it)
             return f"raised {type(error).__name__}: {error}"

@@ -42,8 +42,18 @@ def shared_state(job: Job) -> dict[str, Any]:
         "model": job.module.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in job.optimizers],
         "kinds": [type(optimizer).__name__ for optimizer in job.optimizers],
+        "slots": _slots(job),
         "scaler": job.scaler.state_dict() if job.scaler is not None else None,
     }
+
+
+def _slots(job: Job) -> list[list[str]]:
+    """The parameter of every slot of each optimizer, by name: its state is stored by position."""
+    names = {id(parameter): name for name, parameter in job.module.named_parameters()}
+    return [
+        [names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"]]
+        for optimizer in job.optimizers
+    ]
 
 
 def rank_state(job: Job, stateful: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +71,7 @@ def rank_state(job: Job, stateful: Mapping[str, Any]) -> dict[str, Any]:
         "random": {name: getattr(random, name) for name in RandomState.__slots__},
         "buffers": {name: buffer.detach() for name, buffer in job.module.named_buffers()},
         "stateful": states,
+        "stateful_kinds": {name: type(one).__name__ for name, one in stateful.items()},
     }
 
 
@@ -191,15 +202,11 @@ def check_fits(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any],
     """
     _check_model(job.module.state_dict(), shared["model"])
     _check_optimizers(job.optimizers, shared)
+    _check_slots(_slots(job), shared.get("slots"))
     if (shared["scaler"] is None) != (job.scaler is None):
         whose = "the job has a GradScaler and the checkpoint has none"
         raise ConfigurationError(whose if job.scaler is not None else "the checkpoint is of a job with a GradScaler")
-    absent, unknown = sorted(set(stateful) - set(own["stateful"])), sorted(set(own["stateful"]) - set(stateful))
-    if absent or unknown:
-        raise ConfigurationError(
-            f"the checkpoint holds no state for {_few(absent)}, and that of {_few(unknown)} beside: give stateful= what it was "
-            "saved with"
-        )
+    _check_stateful(stateful, own)
     here = [_kind_of(state) for state in RandomState.capture(job.device, job.workload.generators).own]
     there = [_kind_of(state) for state in own["random"]["own"]]
     if here != there:
@@ -209,12 +216,25 @@ def check_fits(job: Job, stateful: Mapping[str, Any], shared: Mapping[str, Any],
         )
 
 
+def _check_stateful(stateful: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    absent, unknown = sorted(set(stateful) - set(own["stateful"])), sorted(set(own["stateful"]) - set(stateful))
+    if absent or unknown:
+        raise ConfigurationError(
+            f"{_both('the checkpoint', 'holds no state for', absent, 'holds that of', unknown)}: give stateful= what it was saved "
+            "with"
+        )
+    for name, saved in own.get("stateful_kinds", {}).items():
+        if type(stateful[name]).__name__ != saved:
+            raise ConfigurationError(
+                f"the checkpoint holds the state of a {saved} as stateful[{name!r}], the guard was given a "
+                f"{type(stateful[name]).__name__}: give it what it was saved with"
+            )
+
+
 def _check_model(live: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     missing, unknown = sorted(set(live) - set(saved)), sorted(set(saved) - set(live))
     if missing or unknown:
-        raise ConfigurationError(
-            f"the checkpoint is of another model: it lacks {_few(missing)} and has {_few(unknown)} beside"
-        )
+        raise ConfigurationError(f"the checkpoint is of another model: {_both('it', 'lacks', missing, 'has', unknown)}")
     for name, value in live.items():
         if isinstance(value, Tensor) and _form(value) != _form(saved[name]):
             raise ConfigurationError(
@@ -237,6 +257,17 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], shared: Mappi
             raise ConfigurationError(
                 f"the checkpoint does not fit optimizer {index}: its groups have {stored} parameters there, {own} here"
             )
+
+
+def _check_slots(here: Sequence[Sequence[str]], there: Sequence[Sequence[str]] | None) -> None:
+    """States are stored by position: in another order each parameter would be given the moments of another."""
+    for index, (own, stored) in enumerate(zip(here, there or here, strict=True)):
+        for position, (mine, saved) in enumerate(zip(own, stored, strict=True)):
+            if mine != saved:
+                raise ConfigurationError(
+                    f"the checkpoint does not fit optimizer {index}: its parameter {position} is {saved or 'one outside the model'} "
+                    f"there, {mine or 'one outside the model'} here: give it the same parameters in the same order"
+                )
 
 
 def _form(value: Any) -> str:
@@ -301,7 +332,13 @@ def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
             buffer.copy_(buffers[name])
 
 
+def _both(what: str, lacks: str, absent: Sequence[str], has: str, unknown: Sequence[str]) -> str:
+    """`it lacks a, b and has c beside`, or the half of it that is so."""
+    said = [f"{lacks} {_few(absent)}"] * bool(absent) + [f"{has} {_few(unknown)} beside"] * bool(unknown)
+    return f"{what} {' and '.join(said)}"
+
+
 def _few(names: Sequence[str]) -> str:
     if not names:
-        return "nothing"
+        return "none"
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness._version import __version__
-from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.errors import ConfigurationError, RunFilesError, WorkloadError
 from bitwitness.guard.job import Job
 from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
-from bitwitness.runfiles import RunFiles, utc_now
+from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
 from bitwitness.runfiles.label import Label
 from bitwitness.topology import Placement, Topology, node_name
 
@@ -83,9 +84,10 @@ def unwrap(model: object) -> tuple[nn.Module, nn.Module]:
 
 
 def is_compiled(model: nn.Module, outer: nn.Module, module: nn.Module, loss_fn: object) -> bool:
-    """Whether torch.compile looks into the module: what is hooked to it then becomes a part of the code that is built."""
-    in_place = any(one._compiled_call_impl is not None for one in (outer, module))
-    return model is not outer or in_place or hasattr(loss_fn, "_torchdynamo_orig_callable")
+    """Whether torch.compile looks into the module or a part of it: what is hooked to it then becomes a part of the code that is built."""
+    parts = (outer, *module.modules())
+    within = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in parts)
+    return model is not outer or within or hasattr(loss_fn, "_torchdynamo_orig_callable")
 
 
 def _is_sharded(module: nn.Module) -> bool:
@@ -280,9 +282,19 @@ def is_same_run(label: Label, topology: Topology) -> bool:
     )
 
 
-def description(job: Job, limits: Sequence[str]) -> dict[str, Any]:
+def run_id(files: RunFiles) -> str:
+    """What names the run in this directory: made at its first start, and kept over the others."""
+    with suppress(RunFilesError):
+        known = files.read_run().get("run")
+        if isinstance(known, str) and known:
+            return known
+    return new_incident_id()
+
+
+def description(job: Job, limits: Sequence[str], run: str) -> dict[str, Any]:
     """The content of run.json."""
     return {
+        "run": run,
         "started": utc_now(),
         "bitwitness": __version__,
         "torch": torch.__version__,
