@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # ranks on two cores with a thread pool each would mostly wait for one another.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+
+# A shell that starts this in the background has it ignore Ctrl-C, and everything that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: how fast an example runs says nothing on a shared machine.
 settings.register_profile("bitwitness", deadline=None, print_blob=True)

@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -61,7 +60,6 @@ class Spec:
     scenarios: Sequence[Scenario]
     process_group: bool = True
     collective_timeout: float = 60.0
-    port: int = 0
 
 
 @dataclass
@@ -113,7 +111,7 @@ def launch(
     names = [scenario.name for scenario in scenarios]
     assert len(set(names)) == len(names), "two scenarios of one launch have the same name"
     folder.mkdir(parents=True, exist_ok=True)
-    spec = Spec(world_size, folder, scenarios, process_group, collective_timeout, _free_port())
+    spec = Spec(world_size, folder, scenarios, process_group, collective_timeout)
     for scenario in scenarios:
         folder_of(spec, scenario.name).mkdir(parents=True)
     (folder / "spec.pickle").write_bytes(pickle.dumps(spec))
@@ -163,10 +161,3 @@ def _read_results(file: Path) -> dict[str, Seen]:
 
 def _exit_code(file: Path) -> int | None:
     return int(file.read_text()) if file.exists() else None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

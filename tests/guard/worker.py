@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -34,12 +35,15 @@ def main(spec_file: str, parent: str) -> int:
     torch.set_num_threads(1)
     pids: dict[int, int] = {}
     own = os.getpid()
+    # Bound before anybody knows the number, so that no other launch can take it meanwhile.
+    listener = socket.create_server(("127.0.0.1", 0))
     for rank in range(spec.world_size):
         pid = os.fork()
         if pid == 0:
             die_with(own)
-            _rank(spec, rank)
+            _rank(spec, rank, listener)
         pids[pid] = rank
+    listener.close()
     while pids:
         pid, status = os.wait()
         code = os.waitstatus_to_exitcode(status)
@@ -53,7 +57,7 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _rank(spec: Spec, rank: int) -> None:
+def _rank(spec: Spec, rank: int, listener: socket.socket) -> None:
     """Run everything as one rank; never returns. Gloo's threads can fail at a normal exit of the interpreter."""
     code = 1
     try:
@@ -61,7 +65,7 @@ def _rank(spec: Spec, rank: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
-        _run(spec, rank)
+        _run(spec, rank, listener)
         code = 0
     except BaseException:  # noqa: BLE001  (whatever it is, it must be seen in the log and not go on in the parent's code)
         traceback.print_exc()
@@ -72,15 +76,16 @@ def _rank(spec: Spec, rank: int) -> None:
         os._exit(code)
 
 
-def _run(spec: Spec, rank: int) -> None:
+def _run(spec: Spec, rank: int, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    descriptor = listener.detach() if rank == 0 and spec.process_group else None
+    listener.close()
     if spec.process_group:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://127.0.0.1:{spec.port}",
-            rank=rank,
-            world_size=spec.world_size,
-            timeout=timedelta(seconds=spec.collective_timeout),
+        store = dist.TCPStore(
+            "127.0.0.1", port, spec.world_size, is_master=rank == 0, master_listen_fd=descriptor, wait_for_workers=False
         )
+        timeout = timedelta(seconds=spec.collective_timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=spec.world_size, timeout=timeout)
     with (spec.folder / f"rank-{rank}.jsonl").open("a") as results:
         for scenario in spec.scenarios:
             logging.info("=== %s", scenario.name)  # noqa: LOG015  (read in the log of a rank that fails)
