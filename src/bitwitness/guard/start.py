@@ -172,10 +172,12 @@ def check_stateful(stateful: object) -> None:
 
 def refuse_quarantined(files: RunFiles, place: Placement) -> None:
     """Raise ConfigurationError if this device or its node is in quarantine, whatever rank or name it has now."""
-    why = files.quarantine.read().why_denied(place.node, [place.device])
+    quarantine = files.quarantine.read()
+    why = quarantine.why_denied(place.node, [place.device])
     if why:
+        name = place.device if place.device in quarantine.denied_devices else place.node
         raise ConfigurationError(
-            f"{why}. It takes no part in this run; once it is repaired: bitwitness quarantine clear {files.path} {place.device}"
+            f"{why}. It takes no part in this run; once it is repaired: bitwitness quarantine clear {files.path} {name}"
         )
 
 
