@@ -61,6 +61,9 @@ class Asked:
         self.names.append("SIGTERM" if number == signal.SIGUSR1 else signal.Signals(number).name)
 
 
+_LATER = 10.0
+
+
 class RunDirLost(RunFilesError):
     """The run directory could be used when the run began, and cannot any more."""
 
@@ -122,7 +125,7 @@ def run_node(settings: Settings, identity: Identity, show: Show, everything_to_s
     def say(text: str) -> None:
         tell(show, "storage", f"{identity.node}: {text}")
 
-    return _serve(member, leader, settings, say)
+    return _serve(member, leader, settings, say, settings.lost_after)
 
 
 def _expected(settings: Settings) -> int:
@@ -131,12 +134,14 @@ def _expected(settings: Settings) -> int:
     return max(settings.nodes, int(text) if text.isdecimal() else 0)
 
 
-def _serve(member: NodeMember, leader: Leader | None, settings: Settings, say: Callable[[str], None]) -> Stop:
+def _serve(
+    member: NodeMember, leader: Leader | None, settings: Settings, say: Callable[[str], None], patience: float
+) -> Stop:
     def quiet(text: str) -> None:
         """The member of the same process says it."""
 
     asked = Asked()
-    of_member = Patience(settings.lost_after, say, member.known)
+    of_member = Patience(patience, say, member.known)
     of_leader = Patience(settings.lost_after, quiet, member.known)
     with asked.listening():
         try:
@@ -177,7 +182,9 @@ def play() -> None:
     aside_file = Path(told["aside"]) / identity.node
     member = NodeMember(settings, identity, echoes(told["to_stderr"]), quiet, told["session"])
     try:
-        sys.exit(_serve(member, None, settings, aside).exit_code)
+        # Longer than the command, which sees the same files, and ends all nodes with what is known when it gives up.
+        patience = 2 * settings.lost_after + _LATER
+        sys.exit(_serve(member, None, settings, aside, patience).exit_code)
     except BitwitnessError as error:
         sys.stderr.write(f"{identity.node}: {error}\n")
         sys.exit(error.exit_code)
