@@ -37,7 +37,7 @@ from bitwitness.runfiles.label import (
     verify_files,
     write_label,
 )
-from bitwitness.runfiles.run import read_incident
+from bitwitness.runfiles.run import Incident, read_incident
 
 logger = logging.getLogger("bitwitness")
 
@@ -88,18 +88,15 @@ class Keeper:
         Raises:
             CheckpointError: on every rank; nothing new is visible, what was there still is.
         """
+        asked = self._patiently("checkpoint: begin", lambda: self._ask(standing.step))
+        self._require_one("save", [what for _, what in asked])
         try:
-            return self._save(standing)
+            return self._save(standing, asked[0][0])
         except CheckpointError as error:
-            if "as they were" in str(error) or "can go on" in str(error):
-                raise
             raise CheckpointError(f"{error}. Earlier checkpoints are as they were, and training can go on") from error
 
-    def _save(self, standing: Standing) -> Path:
-        asked = self._channel.gather("checkpoint", lambda: (secrets.token_hex(4), f"step {standing.step}"))
-        self._require_one("save", [what for _, what in asked])
-        token = asked[0][0]
-        staging = Path(self._patiently("checkpoint: begin", lambda: self._begin(standing.step, token))[0])
+    def _save(self, standing: Standing, token: str) -> Path:
+        staging = Path(self._patiently("checkpoint: stage", lambda: self._begin(standing.step, token))[0])
         try:
             written = self._patiently("checkpoint: write", lambda: self._write(staging))
             files = {name: digest for digests, _ in written for name, digest in digests.items()}
@@ -133,13 +130,17 @@ class Keeper:
                     "path, and make the calls in the same order"
                 )
 
-    def _begin(self, step: int, token: str) -> str:
-        if self.job.rank != 0:
-            return ""
-        if not exists(self.files.path / "run.json"):
+    def _ask(self, step: int) -> tuple[str, str]:
+        """A token for this save, and what this rank is about to do."""
+        if self.job.rank == 0 and not exists(self.files.path / "run.json"):
             raise CheckpointError(
                 f"{self.files.path / 'run.json'} is gone: was the storage unmounted, or the directory removed? Nothing was written; training can go on"
             )
+        return secrets.token_hex(4), f"step {step}"
+
+    def _begin(self, step: int, token: str) -> str:
+        if self.job.rank != 0:
+            return ""
         self._store.discard_leftovers()
         return str(self._store.stage(step, token))
 
@@ -173,7 +174,7 @@ class Keeper:
             raise CheckpointError(
                 f"{path} was written by {self._place(writer)} and reads differently on {self._place(self.job.rank)} "
                 f"({found.bytes} of {expected.bytes} bytes, SHA-256 {found.sha256[:12]} instead of {expected.sha256[:12]}): the "
-                "storage or the way to it damages data. The checkpoint was not published; earlier ones are as they were"
+                "storage or the way to it damages data. The checkpoint was not published"
             )
 
     def _same_tensors(self, path: Path, content: Mapping[str, Any], table: Mapping[str, str], alike: bool) -> None:
@@ -328,20 +329,22 @@ class Keeper:
         if self.job.rank != 0:
             return []
         self._store.discard_leftovers()
+        paths = self._store.list()
+        incidents = [read_incident(one) for one in self.files.incidents()] if paths else []
         plan = []
-        for path in self._store.list():
+        for path in paths:
             try:
                 label = read_label(path)
                 reason = "" if label.step == _step_of(path) else f"its label is that of step {label.step}"
-                reason = reason or self._distrust(path, label)
+                reason = reason or self._distrust(path, label, incidents)
             except RunFilesError as error:
                 reason = str(error)
             plan.append((str(path), reason))
         return plan
 
-    def _distrust(self, path: Path, label: Label) -> str:
+    def _distrust(self, path: Path, label: Label, incidents: Sequence[Incident]) -> str:
         """Why an incident or its own label forbids a checkpoint. Nothing does in shadow mode: it observes, and changes nothing."""
-        reason = distrust(label, [read_incident(one) for one in self.files.incidents()])
+        reason = distrust(label, incidents)
         if reason and self.job.policy.on_detection == "record":
             logger.warning("%s: %s. Not refused, because the policy is only to record", path, reason)
             return ""
