@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from bitwitness import BitwitnessError, Guard, Policy
 from tests.guard.faults import Fault, Injector
 from tests.guard.harness import Rank, Seen
-from tests.guard.training import described
+from tests.guard.training import described, plain_update
 
 WORDS, WIDTH, LENGTH, BATCH = 512, 192, 8, 4
 OWN = torch.Generator()
@@ -157,17 +157,7 @@ class Job:
                 loss = loss_of(self.model, next(batches))
                 (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
                 losses.append(float(loss.detach()))
-            if self.scaler is not None:
-                for optimizer in self.optimizers:
-                    self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-            for optimizer in self.optimizers:
-                if self.scaler is not None:
-                    self.scaler.step(optimizer)
-                else:
-                    optimizer.step()
-            if self.scaler is not None:
-                self.scaler.update()
+            plain_update(list(self.module.parameters()), self.optimizers, self.scaler, 1.0)
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
             self.after_update()

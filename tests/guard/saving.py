@@ -30,7 +30,7 @@ from bitwitness.runfiles import RunFiles, new_incident_id, read_label, write_lab
 from tests.guard import models
 from tests.guard.faults import Fault, Injector
 from tests.guard.harness import Rank, Seen
-from tests.guard.training import adamw, described, logged
+from tests.guard.training import adamw, described, logged, plain_update
 
 RARELY: dict[str, Any] = {"audit": "gradients", "audit_every": 1000, "check_every": 1000, "timeout": 60.0}
 """The first step, and the first after a resume, are audited all the same."""
@@ -118,17 +118,7 @@ class Small:
                     self.model.require_backward_grad_sync = micro == self.kind.accumulate - 1
                 loss = models.random_loss(self.model, self.batch(micro))
                 (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
-            if self.scaler is not None:
-                for optimizer in self.optimizers:
-                    self.scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-            for optimizer in self.optimizers:
-                if self.scaler is not None:
-                    self.scaler.step(optimizer)
-                else:
-                    optimizer.step()
-            if self.scaler is not None:
-                self.scaler.update()
+            plain_update(list(self.module.parameters()), self.optimizers, self.scaler, 1.0)
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
             self.counter.count += 1

@@ -148,18 +148,7 @@ class TrainingRun:
             self.note_state()
 
     def _update(self, parameters: Sequence[Tensor]) -> None:
-        if self.scaler is not None and self.plan.clip is not None:
-            for optimizer in self.optimizers:
-                self.scaler.unscale_(optimizer)
-        if self.plan.clip is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self.plan.clip)
-        for optimizer in self.optimizers:
-            if self.scaler is not None:
-                self.scaler.step(optimizer)
-            else:
-                optimizer.step()
-        if self.scaler is not None:
-            self.scaler.update()
+        plain_update(parameters, self.optimizers, self.scaler, self.plan.clip)
 
     def _zero(self) -> None:
         for optimizer in self.optimizers:
@@ -273,6 +262,27 @@ class TrainingRun:
                     _update_digest(digest, f"{index} {key}", value)
         digest.update(repr(self.scaler.state_dict() if self.scaler is not None else None).encode())
         return digest.hexdigest()[:16]
+
+
+def plain_update(
+    parameters: Sequence[Tensor],
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+    clip: float | None,
+) -> None:
+    """Clip and update as a user's loop does."""
+    if scaler is not None and clip is not None:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, clip)
+    for optimizer in optimizers:
+        if scaler is not None:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+    if scaler is not None:
+        scaler.update()
 
 
 def _update_digest(digest: Any, name: str, value: Any) -> None:
