@@ -5,6 +5,6 @@ It stands below the guard because three different checks, the checkpoints and th
 `torch_ops` computes it with nothing but torch on any device; a kernel for one kind of device registers in `backends`.
 """
 
-from bitwitness.fingerprint.backends import combine, fingerprint_tensors
+from bitwitness.fingerprint.backends import Tap, combine, fingerprint_tensors, tapped
 
-__all__ = ["combine", "fingerprint_tensors"]
+__all__ = ["Tap", "combine", "fingerprint_tensors", "tapped"]

@@ -6,7 +6,8 @@ implementation, or any caller, knowing of it. All must give identical bits (`ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,32 @@ Backend = Callable[[Sequence[Tensor], int], Tensor]
 _backends: dict[str, Backend] = {}
 
 _PLAIN = (Tensor, nn.Parameter)
+
+
+class Tap:
+    """Sees what is hashed and the digests, and may give others in their place: how a fault in the hash itself is played."""
+
+    def hashes(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Before: the tensors, or copies that were read wrongly."""
+        return tensors
+
+    def hashed(self, digests: Tensor) -> Tensor:
+        """After: the digests, int64 [tensors, 3]."""
+        return digests
+
+
+_tap: Tap | None = None
+
+
+@contextmanager
+def tapped(tap: Tap) -> Iterator[None]:
+    """Have every fingerprint of this process pass through a tap, until the end of the context."""
+    global _tap  # noqa: PLW0603  (as for the backends: one for the process)
+    before, _tap = _tap, tap
+    try:
+        yield
+    finally:
+        _tap = before
 
 
 def register_backend(device_type: str, backend: Backend) -> None:
@@ -52,7 +79,9 @@ def fingerprint_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Tensor:
         return torch.zeros((0, 3), dtype=torch.int64, device="cpu")
     backend = _backends.get(device.type, torch_ops.fingerprint_tensors)
     with torch_ops.isolated():
-        return backend(tensors, seed % 2**64)
+        if _tap is None:
+            return backend(tensors, seed % 2**64)
+        return _tap.hashed(backend(_tap.hashes(tensors), seed % 2**64))
 
 
 def combine(digests: Tensor, seed: int) -> Tensor:

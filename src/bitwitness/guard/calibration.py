@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from bitwitness.errors import WorkloadError
+from bitwitness.guard import seams
 from bitwitness.guard.job import Job, Step
 from bitwitness.guard.workload import NoCollectives, Result
 
@@ -49,8 +50,13 @@ def calibrate(job: Job, step: Step) -> Level:
     Raises:
         WorkloadError: on every rank; what the policy asks for does not repeat, or the loss function cannot be replayed.
     """
-    found = job.channel.gather("calibration", lambda: _examine(job, step))
+    found = job.channel.gather("calibration", lambda: _examine_apart(job, step))
     return _decide(found, job)
+
+
+def _examine_apart(job: Job, step: Step) -> _Findings:
+    with seams.doing("rerun", step.index):
+        return _examine(job, step)
 
 
 def _examine(job: Job, step: Step) -> _Findings:

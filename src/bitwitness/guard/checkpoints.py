@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bitwitness._version import __version__
 from bitwitness.errors import CheckpointError, ConfigurationError, RunFilesError
-from bitwitness.guard import snapshot
+from bitwitness.guard import seams, snapshot
 from bitwitness.guard.job import Job
 from bitwitness.runfiles import RunFiles, utc_now
 from bitwitness.runfiles.files import exists
@@ -98,12 +98,14 @@ class Keeper:
     def _save(self, standing: Standing, token: str) -> Path:
         staging = Path(self._patiently("checkpoint: stage", lambda: self._begin(standing.step, token))[0])
         try:
-            written = self._patiently("checkpoint: write", lambda: self._write(staging))
+            written = self._patiently("checkpoint: write", lambda: self._write(staging, standing.step))
             files = {name: digest for digests, _ in written for name, digest in digests.items()}
             alike = self._alike(standing)
             self._patiently("checkpoint: read back", lambda: self._read_back(staging, files, written[0][1], alike))
             label = self._label(standing, written[0][1], files, self._readers())
             published = self._patiently("checkpoint: publish", lambda: self._publish(staging, label))
+            if seams.probe is not None:
+                seams.probe.published(Path(published[0]))
         except BaseException:
             if self.job.rank == 0:
                 self._store.discard(staging)
@@ -144,8 +146,15 @@ class Keeper:
         self._store.discard_leftovers()
         return str(self._store.stage(step, token))
 
-    def _write(self, staging: Path) -> tuple[dict[str, FileDigest], dict[str, str]]:
+    def _write(self, staging: Path, step: int) -> tuple[dict[str, FileDigest], dict[str, str]]:
         """This rank's files, and on the first rank the fingerprints of what it wrote for all."""
+        with seams.doing("save", step):
+            written = self._write_files(staging)
+        if seams.probe is not None:
+            seams.probe.written(staging)
+        return written
+
+    def _write_files(self, staging: Path) -> tuple[dict[str, FileDigest], dict[str, str]]:
         rank = self.job.rank
         own = snapshot.rank_file(rank)
         digests = {own: snapshot.write(staging / own, snapshot.rank_state(self.job, self.stateful))}
@@ -225,7 +234,7 @@ class Keeper:
         """Read back what has become durable, on two nodes, and label it."""
         what = f"{staged.path} of step {staged.standing.step}"
         # The writers of all ranks are done when the ranks have met, and not before: then the files can be listed.
-        self._require_one("label", self._patiently("checkpoint: written", lambda: what))
+        self._require_one("label", self._patiently("checkpoint: written", lambda: self._told(what, staged.path)))
         names = sorted(self._patiently("checkpoint: list", lambda: self._foreign_names(staged.path))[0])
         if not names:
             raise CheckpointError(f"{staged.path} holds no file: was it written, on storage that every node sees?")
@@ -236,6 +245,11 @@ class Keeper:
         label = self._label(staged.standing, staged.tensors, files, self._readers())
         done = self._patiently("checkpoint: label", lambda: self._write_label(staged.path, label))
         return Path(done[0])
+
+    def _told(self, what: str, path: Path) -> str:
+        if seams.probe is not None:
+            seams.probe.written(path)
+        return what
 
     def _foreign_names(self, path: Path) -> list[str]:
         return files_of(path) if self.job.rank == 0 and path.exists() else []

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError, WorkloadError
+from bitwitness.guard import seams
 from bitwitness.guard.workload import OWN_HOOK, GradientTable, Workload
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,20 @@ def bitwitness_hook(state: _HookState, bucket: dist.GradBucket) -> torch.futures
         return _native_all_reduce(state.tap, bucket)
     if state.tap is not None:
         state.tap.see_bucket(bucket)
+    told = seams.probe
+    if told is not None:
+        told.sends(bucket.buffer())
     if state.inner is not None:
-        return state.inner(state.inner_state, bucket)
-    return _native_all_reduce(state.tap, bucket)
+        future = state.inner(state.inner_state, bucket)
+    else:
+        future = _native_all_reduce(state.tap, bucket)
+    return future if told is None else future.then(lambda done: _shown(told, done.value()))
+
+
+def _shown(told: seams.Probe, reduced: Any) -> Any:
+    tensor = reduced[0] if isinstance(reduced, list | tuple) else reduced
+    told.reduced(tensor)
+    return reduced
 
 
 def _native_all_reduce(tap: "LocalGradients | None", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

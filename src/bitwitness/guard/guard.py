@@ -24,7 +24,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailure, RunFilesError, WorkloadError
 from bitwitness.evidence import Verdict
-from bitwitness.guard import reaction, start
+from bitwitness.guard import reaction, seams, start
 from bitwitness.guard.agreement import Channel
 from bitwitness.guard.checkpoints import Keeper, ReadBack, Staged, Standing
 from bitwitness.guard.checks.base import Check
@@ -35,17 +35,10 @@ from bitwitness.guard.gradients import LocalGradients
 from bitwitness.guard.incidents import write_incident
 from bitwitness.guard.job import Job, Outcome, RebuildBatch, Step, draw
 from bitwitness.guard.ledger import Ledger
-from bitwitness.guard.loop import Micro, clear_gradients, rerun, update, warm_up
-from bitwitness.guard.rewind import (
-    Ambient,
-    BufferRecorder,
-    RandomState,
-    UserGenerator,
-    check_generators,
-    deterministic,
-)
+from bitwitness.guard.loop import Micro, begin, clear_gradients, rerun, update, warm_up
+from bitwitness.guard.rewind import BufferRecorder, UserGenerator, check_generators, deterministic
 from bitwitness.guard.snapshot import restore_buffers
-from bitwitness.guard.workload import LossFunction, MicroBatch, Workload
+from bitwitness.guard.workload import LossFunction, Workload
 from bitwitness.policy import Policy, Reaction
 from bitwitness.verdict import History, decide
 
@@ -178,6 +171,8 @@ class Guard:
             self.close()
             raise
         self._compared.add("replicas")
+        if seams.probe is not None:
+            seams.probe.guarded(self.job)
         # The first step is always audited: what differs between ranks from the beginning is configuration, and whoever
         # differs later did not.
         self._force_audit = True
@@ -240,16 +235,7 @@ class Guard:
         self.job.channel.beat(step.index, f"micro-batch {index}")
         wanted = any(check.wants_gradients(step, index) for check in self.checks)
         ddp = self.job.ddp
-        record = MicroBatch(
-            index=index,
-            batch=batch,
-            digests=self.job.workload.batch_digests(batch) if self.policy.audit != "off" else torch.zeros(0, 3),
-            random=RandomState.capture(self.job.device, self.job.workload.generators),
-            ambient=Ambient.capture(self.job.device),
-            deterministic=step.deterministic,
-            settings=self.job.workload.settings.capture(),
-            buffers_are_shared=ddp is not None and self.job.broadcasts_buffers and ddp.require_forward_param_sync,
-        )
+        record = begin(self.job, step, batch)
         self._buffers.arm(ddp)
         self.job.gradients.begin(wanted, last)
         try:

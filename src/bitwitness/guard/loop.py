@@ -1,4 +1,4 @@
-"""The pieces of a training loop that the guard runs itself: backward, update, and the pass after a resume.
+"""The pieces of a training loop that the guard runs itself: the capture before a forward, backward, update, the pass after a resume.
 
 Each must do, bit for bit, what an unguarded loop does at that place; that is all they have in common.
 """
@@ -13,12 +13,31 @@ import torch
 from torch import Tensor
 
 from bitwitness.errors import WorkloadError
+from bitwitness.guard import seams
 from bitwitness.guard.job import Job, Step
-from bitwitness.guard.rewind import random_state_kept
+from bitwitness.guard.rewind import Ambient, RandomState, random_state_kept
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, MicroBatch, check_loss
 
 logger = logging.getLogger("bitwitness")
+
+
+def begin(job: Job, step: Step, batch: Any) -> MicroBatch:
+    """Capture what a replay of the micro-batch that is about to run will need."""
+    index = len(step.micros)
+    if seams.probe is not None:
+        seams.probe.micro_batch(step.index, index, batch)
+    ddp = job.ddp
+    return MicroBatch(
+        index=index,
+        batch=batch,
+        digests=job.workload.batch_digests(batch) if job.policy.audit != "off" else torch.zeros(0, 3),
+        random=RandomState.capture(job.device, job.workload.generators),
+        ambient=Ambient.capture(job.device),
+        deterministic=step.deterministic,
+        settings=job.workload.settings.capture(),
+        buffers_are_shared=ddp is not None and job.broadcasts_buffers and ddp.require_forward_param_sync,
+    )
 
 
 class Micro:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bitwitness.errors import WorkloadError
 from bitwitness.evidence import NONFINITE
 from bitwitness.fingerprint import fingerprint_tensors
-from bitwitness.guard import parcel
+from bitwitness.guard import parcel, seams
 from bitwitness.guard.rewind import (
     Ambient,
     RandomState,
@@ -341,6 +341,8 @@ def check_loss(loss: Any) -> Tensor:
         raise WorkloadError(
             "loss_fn returned a loss that requires no gradient: is the model frozen, or the loss detached or under no_grad?"
         )
+    if seams.probe is not None:
+        seams.probe.loss(loss)
     return loss
 
 

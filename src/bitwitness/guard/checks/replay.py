@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bitwitness.errors import GuardFailure, WorkloadError
 from bitwitness.evidence import NONFINITE, Observation
-from bitwitness.guard import calibration, parcel
+from bitwitness.guard import calibration, parcel, seams
 from bitwitness.guard.checks.base import Check
 from bitwitness.guard.job import Job, Outcome, Step
 from bitwitness.guard.replication import compare
@@ -126,7 +126,7 @@ class Replay(Check):
         runs: list[_Run] = []
 
         def replay() -> Sequence[int]:
-            runs.extend(self._run(step, case) for case in cases)
+            runs.extend(self._run(step, case, "replay") for case in cases)
             differ = any(_disagree(case, run) for case, run in zip(cases, runs, strict=True))
             return [differ, any(run.error for run in runs), any(case.value() == NONFINITE for case in cases)]
 
@@ -217,7 +217,7 @@ class Replay(Check):
         firsts: list[tuple[_Case, _Run]] = []
 
         def replay() -> Sequence[int]:
-            firsts.extend((case, self._run(step, case)) for case in cases)
+            firsts.extend((case, self._run(step, case, "replay")) for case in cases)
             return ()
 
         self.job.channel.max("replay triage", 0, replay)
@@ -245,7 +245,7 @@ class Replay(Check):
                 if case.owner != self.job.rank:
                     seen += self._observe(step, case, first)
             for case in seconds:
-                seen += self._observe(step, case, self._run(step, case))
+                seen += self._observe(step, case, self._run(step, case, "arbiter"))
             return seen
 
         try:
@@ -262,7 +262,7 @@ class Replay(Check):
 
         `first` is a witness's first replay; None where the case is this rank's own, whose first run was training itself.
         """
-        repeats = [self._run(step, case) for _ in range(REPEATS)]
+        repeats = [self._run(step, case, "rerun") for _ in range(REPEATS)]
         runs = repeats if first is None else [first, *repeats]
         seen = Observation(
             "replay",
@@ -327,13 +327,14 @@ class Replay(Check):
         compare_gradients = self.level != "loss" if triage else captured
         return _Case(owner, states, expected, triage, triage or captured, compare_gradients)
 
-    def _run(self, step: Step, case: _Case) -> _Run:
+    def _run(self, step: Step, case: _Case, work: seams.Work) -> _Run:
         """Run a case once, here. A lack of memory is reported in the run; other errors are raised.
 
         A triage needs gradients even where they are known not to replay (reentrant checkpointing): then nobody can tell.
         """
         try:
-            return self._run_once(step, case)
+            with seams.doing(work, step.index):
+                return self._run_once(step, case)
         except (WorkloadError, RuntimeError) as error:
             if not case.triage:
                 raise
@@ -365,6 +366,8 @@ class Replay(Check):
     ) -> tuple[Any, Tensor]:
         with random_state_kept(self.job.device, self.job.workload.generators):
             batch = rebuild(step.index, owner, state["index"])
+        if seams.probe is not None:
+            seams.probe.rebuilt(batch)
         return batch, self.job.workload.batch_digests(batch)
 
     def _witness(self, offset: int) -> int | None:
