@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +49,15 @@ class SetTo:
     value: float
 
 
-Mutation = FlipBits | FlipSign | Scale | SetTo
+@dataclass(frozen=True, slots=True)
+class StuckAt:
+    """Force one bit of an element, numbered as in `FlipBits`, to 0 or to 1. Where it is that already, nothing changes."""
+
+    bit: int
+    value: Literal[0, 1]
+
+
+Mutation = FlipBits | FlipSign | Scale | SetTo | StuckAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +90,13 @@ def apply_(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) 
         FaultDidNotLand: not one bit has changed.
     """
     where = _checked(tensor, indices)
-    words = _words(tensor)
-    parts = words.shape[len(tensor.shape) or 1 :]
-    place = torch.unravel_index(where, words.shape[: words.dim() - len(parts)])
+    if not where.numel():
+        raise ValueError("no element is selected: give at least one index")
+    words, place = _memory(tensor, where, write=True)
     before = words[place]
     words[place] = _mutated(before, tensor.dtype, mutation)
     after = words[place]
-    changed = (before != after).flatten(1).any(dim=1) if parts else before != after
+    changed = (before != after).reshape(where.numel(), -1).any(dim=1)
     count = int(changed.sum())
     if not count:
         raise FaultDidNotLand(
@@ -110,10 +119,88 @@ def apply(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) -
     return copy, apply_(copy, mutation, indices)
 
 
+def words_of(tensor: Tensor, indices: Sequence[int] | Tensor) -> Tensor:
+    """The bits of elements, as they are kept in a record.
+
+    Args:
+        tensor: of any strided layout, dtype and device.
+        indices: which, in logical order, each at most once; may be none.
+
+    Returns:
+        An int64 tensor on the CPU, one word an element, padded with zeros from the top; `[n, 2]` for complex128.
+
+    Raises:
+        ValueError: an index is out of range or repeated, or the tensor has no memory of its own to read.
+    """
+    words, place = _memory(tensor, _checked(tensor, indices), write=False)
+    return _padded(words[place])
+
+
+def put_words(tensor: Tensor, indices: Sequence[int] | Tensor, words: Tensor) -> None:
+    """Write elements bit for bit: the inverse of `words_of`.
+
+    Raises:
+        ValueError: as `words_of`, or the words are not as many as the indices, or they are none of this dtype.
+    """
+    where = _checked(tensor, indices)
+    memory, place = _memory(tensor, where, write=True)
+    expected = (where.numel(), 2) if tensor.dtype == torch.complex128 else (where.numel(),)
+    if words.shape != expected:
+        raise ValueError(
+            f"{list(words.shape)} words for {where.numel()} elements of {tensor.dtype}: give {list(expected)}"
+        )
+    _refuse_foreign(words, tensor.dtype)
+    memory[place] = words.to(device=memory.device, dtype=memory.dtype)
+
+
+def mutated(words: Tensor, dtype: torch.dtype, mutation: Mutation) -> Tensor:
+    """What a mutation makes of words as `words_of` returns them.
+
+    Raises:
+        ValueError: the mutation makes no sense for this dtype, or the words are none of it.
+    """
+    _refuse_foreign(words, dtype)
+    native = words.to(torch.int64 if dtype == torch.complex128 else _INTEGERS[dtype.itemsize])
+    return _padded(_mutated(native, dtype, mutation))
+
+
+def numbers_of(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The elements that words stand for, as a tensor of this dtype."""
+    if dtype == torch.complex128:
+        return torch.view_as_complex(words.contiguous().view(torch.float64))
+    return words.to(_INTEGERS[dtype.itemsize]).view(dtype)
+
+
+def bits_of(dtype: torch.dtype) -> int:
+    """How many bits of an element carry its value; of a bool, one."""
+    return 1 if dtype == torch.bool else 8 * dtype.itemsize
+
+
+def _padded(words: Tensor) -> Tensor:
+    width = _width(words)
+    wide = words.to(device="cpu", dtype=torch.int64)
+    return wide if width == 64 else wide & ((1 << width) - 1)
+
+
+def _refuse_foreign(words: Tensor, dtype: torch.dtype) -> None:
+    """Words that the dtype cannot have come from a record of another tensor; cut to size, they would be another fault."""
+    width = 64 if dtype == torch.complex128 else bits_of(dtype)
+    if words.numel() and width < 64 and (int(words.min()) < 0 or int(words.max()) >> width):
+        raise ValueError(f"a word is wider than the {width} bits of {dtype}")
+
+
+def _memory(tensor: Tensor, where: Tensor, *, write: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The tensor's memory as words, and how these elements are found in it."""
+    words = _words(tensor)
+    if write and any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError("elements of this tensor share memory (it is expanded): clone it first")
+    return words, torch.unravel_index(where, tensor.shape or (1,))
+
+
 def _checked(tensor: Tensor, indices: Sequence[int] | Tensor) -> Tensor:
     where = torch.as_tensor(indices, dtype=torch.int64, device=tensor.device).flatten()
     if not where.numel():
-        raise ValueError("no element is selected: give at least one index")
+        return where
     lowest, highest = int(where.min()), int(where.max())
     if lowest < 0 or highest >= tensor.numel():
         wrong = lowest if lowest < 0 else highest
@@ -146,6 +233,9 @@ def _mutated(words: Tensor, dtype: torch.dtype, mutation: Mutation) -> Tensor:
             return _scaled(words, dtype, factor)
         case SetTo(value):
             return _value(value, dtype).to(words.device).expand(words.shape)
+        case StuckAt(bit, value):
+            mask = _masks((bit,), dtype, words, mutation)
+            return words | mask if value else words & ~mask
 
 
 def _width(words: Tensor) -> int:
@@ -153,16 +243,19 @@ def _width(words: Tensor) -> int:
 
 
 def _flipped(words: Tensor, dtype: torch.dtype, bits: Sequence[int]) -> Tensor:
-    width = _width(words)
-    total = 1 if dtype == torch.bool else width * (2 if dtype == torch.complex128 else 1)
+    return words ^ _masks(bits, dtype, words, FlipBits(tuple(bits)))
+
+
+def _masks(bits: Sequence[int], dtype: torch.dtype, words: Tensor, mutation: Mutation) -> Tensor:
+    width, total = _width(words), bits_of(dtype)
     wrong = [bit for bit in bits if not 0 <= bit < total]
     if wrong or not bits or len(set(bits)) != len(bits):
-        raise ValueError(f"FlipBits({tuple(bits)}): {dtype} takes different bits from 0 to {total - 1}, at least one")
+        raise ValueError(f"{mutation}: {dtype} takes different bits from 0 to {total - 1}, at least one")
     if dtype != torch.complex128:
-        return words ^ _mask(bits, words)
+        return _mask(bits, words)
     real = _mask([bit for bit in bits if bit < width], words)
     imaginary = _mask([bit - width for bit in bits if bit >= width], words)
-    return words ^ torch.stack([real, imaginary])
+    return torch.stack([real, imaginary])
 
 
 def _mask(bits: Sequence[int], words: Tensor) -> Tensor:
