@@ -172,9 +172,7 @@ def _damaged(
         case "profile":
             return _anatomy(before, dtype, chance)
         case "random":
-            return _redrawn(
-                len(before), lambda count: _random_words(count, dtype, chance), lambda new: _finite(new, dtype)
-            )
+            return _drawn(len(before), dtype, lambda shape: _coins(shape, chance), lambda words: _finite(words, dtype))
         case "copy" if mutation.source == "stale":
             assert stale is not None
             return mutate.words_of(stale, indices)
