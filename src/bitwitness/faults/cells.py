@@ -31,6 +31,7 @@ class CellSpec:
         seed: of the job and of the faults' draws.
         role: what it is for.
         label: what reports call the fault.
+        repeat: tells runs apart that are made several times; each draws its faults' sites and elements anew.
     """
 
     key: str
@@ -42,6 +43,12 @@ class CellSpec:
     seed: int
     role: Role
     label: str = ""
+    repeat: int = 0
+
+    @property
+    def fault_seed(self) -> int:
+        """What the faults draw by."""
+        return self.seed + (self.repeat << 32)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
