@@ -18,7 +18,7 @@ RANDOM_SOURCES = ("torch", "cuda", "numpy", "python")
 
 _BYTES: tuple[Target, ...] = ("ckpt", "rng")
 _NUMBERS_ONLY = ("nan", "inf", "scale", "add", "sign", "profile")
-_REPLAYED: tuple[Target, ...] = (*MODULE_TARGETS, "grad_w", "loss", "param", "buffer", "input", "rng", "digest")
+_REPLAYED: tuple[Target, ...] = (*MODULE_TARGETS, "grad_w", "loss", "input", "digest")
 
 _DURING: dict[Work, tuple[Target, ...]] = {
     "train": tuple(target for target in TARGETS if target != "ckpt"),
@@ -27,9 +27,9 @@ _DURING: dict[Work, tuple[Target, ...]] = {
     "arbiter": _REPLAYED,
     "rerun": _REPLAYED,
     "fingerprint": (*PARAMETER_TARGETS, "buffer", "loss", "fwd_out", "grad_in", "digest"),
-    "save": (*MEMORY_TARGETS, "ckpt", "rng"),
+    "save": (*MEMORY_TARGETS, "ckpt"),
 }
-"""What takes part in which work: nobody replays an all-reduce, and only a save writes a file."""
+"""What takes part in which work: nobody replays an all-reduce, memory is none of a replay's own, only a save writes a file."""
 
 Objection = tuple[str, str]
 """The word of the line that is at fault (an attribute of a part of the fault), and what is wrong with it."""
