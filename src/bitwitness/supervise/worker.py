@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import runpy
@@ -36,6 +37,10 @@ NOTES = "BITWITNESS_NOTES"
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
+FAULT, _INJECTOR = "BITWITNESS_FAULT", "bitwitness.faults.script"
+"""Where faults on purpose are asked for, and who strikes. Named and not imported: it stands above, and a job without them must
+not pay for it."""
+
 _STACKS = signal.SIGUSR2
 """On this signal a worker prints the stacks of its threads: asked for before a hang is ended."""
 
@@ -50,10 +55,16 @@ def main(arguments: Sequence[str]) -> NoReturn:
         faulthandler.enable()
         faulthandler.register(_STACKS, all_threads=True)
     try:
-        _run(arguments)
+        faults = importlib.import_module(_INJECTOR).install() if os.environ.get(FAULT) else None
+        try:
+            _run(arguments)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        if faults is not None:
+            faults.finish()
     except SystemExit as error:
-        if error.code not in (None, 0):
-            _leave_failed(error, _code_of(error))
+        _leave_failed(error, _code_of(error))
     except BaseException as error:  # noqa: BLE001  (whatever it is, it is this worker's end)
         error.__traceback__ = _of_the_script(error.__traceback__)
         with contextlib.suppress(OSError, ValueError):  # a full disk must not hide what it was

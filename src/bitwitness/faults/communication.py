@@ -1,0 +1,90 @@
+"""Faults on the way between ranks and in the loss, for jobs without a guard: there no seam tells of them.
+
+DDP's one communication hook and `torch.autograd.backward` are borrowed for as long as an injector is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bitwitness.errors import ConfigurationError
+from bitwitness.faults.spec import Fault
+
+
+class Wire:
+    """DDP's communication hook of a job without a guard; it does what DDP does without one, and can be made idle."""
+
+    def __init__(self, sends: Callable[[Tensor], None], reduced: Callable[[Tensor], None]) -> None:
+        self._sends, self._reduced = sends, reduced
+        self._working = True
+
+    def register(self, model: DistributedDataParallel) -> None:
+        """Take DDP's one hook.
+
+        Raises:
+            ConfigurationError: it is taken already.
+        """
+        try:
+            model.register_comm_hook(self, fault_hook)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"a fault in communication needs DDP's communication hook, and it is taken ({error}): give yours to a guard as "
+                "inner_hook=, or leave it out"
+            ) from error
+
+    def remove(self) -> None:
+        """DDP keeps its hook, which then disturbs nothing."""
+        self._working = False
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """As DDP does: multiply by 1/W, then sum."""
+        buffer = bucket.buffer()
+        if self._working:
+            self._sends(buffer)
+        buffer.mul_(1.0 / dist.get_world_size())
+        future = dist.all_reduce(buffer, async_op=True).get_future()
+        done: torch.futures.Future[Tensor] = future.then(lambda arrived: self._arrived(arrived.value()[0]))
+        return done
+
+    def _arrived(self, tensor: Tensor) -> Tensor:
+        if self._working:
+            self._reduced(tensor)
+        return tensor
+
+
+def fault_hook(state: Any, bucket: Any) -> Any:
+    """DDP communication hook, to be found by this name in DDP's logs. Without annotations that DDP would compare."""
+    return state.reduce(bucket)
+
+
+fault_hook.__annotations__ = {}
+
+
+def check(fault: Fault, model: nn.Module, world_size: int) -> None:
+    """Raises ConfigurationError where nothing is communicated."""
+    if world_size < 2 or not isinstance(model, DistributedDataParallel):
+        raise ConfigurationError(f"{fault}: nothing is communicated here: it takes DDP, and at least two ranks")
+
+
+@contextmanager
+def backward_watched(told: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tell of every scalar that a backward starts from, before it does."""
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(tensors, Tensor) and tensors.dim() == 0:
+            told(tensors)
+        original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
