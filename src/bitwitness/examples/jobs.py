@@ -8,6 +8,7 @@ activation checkpointing, compilation, several optimizers to choose from. For a 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
@@ -85,7 +86,7 @@ def _check(job: str, name: str, value: Any, default: Any) -> None:
         raise ConfigurationError(f"{where}: give a positive number")
 
 
-class Trained:
+class Trained(ABC):
     """What the jobs here have in common: see `bitwitness.faults.job.CampaignJob`.
 
     Args:
@@ -108,6 +109,14 @@ class Trained:
         with self._autocast():
             loss = self._loss(model, batch)
         return loss / self.micros if self.micros > 1 else loss
+
+    @abstractmethod
+    def batch(self, step: int, rank: int, micro: int) -> Any:
+        """A micro-batch, in memory of its own."""
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """How good the model is now."""
 
     def _loss(self, model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch

@@ -224,11 +224,11 @@ def _redirect(log: Path) -> None:
 
 
 def _scratch() -> Scratch:
-    """In memory where there is room: nobody reads these files after a crash of the machine, and syncing them takes longer
-    than the training does.
+    """In memory where there is room, unless TMPDIR says where: nobody reads these files after a crash of the machine, and
+    syncing them to a disk may take longer than the training does.
     """
     with suppress(OSError):
-        if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ENOUGH:
+        if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ENOUGH:
             tempfile.tempdir = str(_MEMORY)
     return Scratch()
 
@@ -257,6 +257,7 @@ def main() -> None:
     # What a job prints while it is loaded must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    sys.path.append(str(Path.cwd()))  # where a user's own jobs are; last, so that nothing there hides anything else
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     scratch = _scratch()
     forker = Forker(scratch.path, weights)

@@ -234,8 +234,8 @@ class _Forker:
 
     def _ended(self) -> CellResult:
         assert self.cell is not None
-        self.lives = False
         code = self._process.wait()
+        self.end()
         if not self._ready:
             raise BitwitnessError(
                 f"the process that runs cells ended with exit code {code} before it ran one; see above"

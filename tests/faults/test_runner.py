@@ -1,0 +1,254 @@
+"""Cells are run and answered for, whatever a job does to its ranks, to the process that forked them, or to time.
+
+Everything is run in one go, because a process with torch takes seconds to start: what strange jobs do must not harm the
+cells that come after them either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from bitwitness.errors import ConfigurationError
+from bitwitness.examples.jobs import Mlp, MlpOptions
+from bitwitness.faults import runner
+from bitwitness.faults.cells import CellResult, CellSpec, Role
+from bitwitness.faults.job import Shape, find_factory
+from bitwitness.faults.results import account_path, gather
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "TEST_OF_THE_RUNNER"
+EVERY_STEP = {"audit_every": 1, "check_every": 1}
+STEPS = 4
+
+
+class Strange(Mlp):
+    """Does what its option says on rank 1, at the start of step 2."""
+
+    def __init__(self, what: str, seed: int, rank: int) -> None:
+        super().__init__(MlpOptions(), seed)
+        self._what = what if rank == 1 else ""
+
+    def batch(self, step: int, rank: int, micro: int) -> tuple[Tensor, Tensor]:
+        if step == 2:
+            self._do(self._what)
+        return super().batch(step, rank, micro)
+
+    def _do(self, what: str) -> None:
+        if what == "raise":
+            raise ZeroDivisionError("on purpose")
+        if what == "abort":
+            os.abort()
+        if what == "sleep":
+            time.sleep(600)
+        if what == "kill the forker":
+            os.kill(os.getppid(), signal.SIGKILL)
+
+
+def strange(options: Mapping[str, Any], seed: int, rank: int, world_size: int) -> Strange:
+    return Strange(str(options["what"]), seed, rank)
+
+
+def cell(key: str, role: Role = "control", factory: str = "mlp", seed: int = 0, **options: Any) -> CellSpec:
+    policy = options.pop("policy", EVERY_STEP if role in ("control", "fault") else None)
+    faults = options.pop("faults", ())
+    return CellSpec(key, "job", factory, {"ranks": 2, "steps": STEPS, **options}, policy, faults, seed, role)
+
+
+def odd(what: str, **options: Any) -> CellSpec:
+    return cell(what, factory="tests.faults.test_runner:strange", what=what, **options)
+
+
+CELLS = [
+    cell("control", checkpoint_every=2, rebuild=True),  # before the clean one, which must nevertheless be run first
+    odd("raise"),
+    odd("abort"),
+    odd("sleep", policy=None),
+    odd("kill the forker"),
+    cell("no such option", widht=3),
+    cell("no such job", factory="nothing"),
+    cell("alone", role="reference", ranks=1, seed=5),
+    cell("clean", role="clean"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellResult]:
+    found: dict[str, CellResult] = {}
+
+    def keep(spec: CellSpec, result: CellResult) -> None:
+        assert spec.key == result.key
+        assert result == CellResult.from_json(json.loads(json.dumps(result.to_json())))
+        found[spec.key] = result
+
+    folder = tmp_path_factory.mktemp("campaign")
+    (folder / "scratch").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setenv(MARK, str(os.getpid()))
+        patch.setenv("TMPDIR", str(folder / "scratch"))
+        progress: list[runner.Progress] = []
+        runner.run(CELLS, deadline=6.0, on_result=keep, on_progress=progress.append, weights=folder / "weights")
+    assert progress[-1].done == progress[-1].total == len(CELLS)
+    assert not marked(str(os.getpid()))
+    # One forker was killed, and the one after it has removed what it left.
+    assert not list((folder / "scratch").glob("bitwitness-*"))
+    return found
+
+
+def test_a_guarded_run_without_a_fault_is_the_clean_run(results: dict[str, CellResult]) -> None:
+    clean, control = results["clean"], results["control"]
+    assert (clean.end, control.end) == ("finished", "finished")
+    assert list(results).index("clean") < list(results).index("control")
+    assert control.digests == clean.digests
+    assert [len(of_rank) for of_rank in clean.digests] == [STEPS, STEPS]
+    assert len(set(clean.digests[0])) == STEPS
+    assert control.losses == clean.losses
+    assert control.norms == clean.norms
+    assert control.evaluation == clean.evaluation
+    assert (clean.drift, control.drift) == (None, 0.0)
+    assert (clean.updates, control.updates) == (STEPS, STEPS)
+    assert (control.verdict, control.caught_by, control.verdicts) == (None, "", ())
+    assert [(one["step"], one["published"], one["problem"]) for one in control.checkpoints] == [
+        (2, True, ""),
+        (4, True, ""),
+    ]
+
+
+def test_one_rank_is_a_job_too(results: dict[str, CellResult]) -> None:
+    alone = results["alone"]
+    assert alone.end == "finished"
+    assert len(alone.digests) == 1
+    assert set(alone.evaluation) == {"loss", "accuracy"}
+
+
+def test_a_rank_that_raises_is_the_cause(results: dict[str, CellResult]) -> None:
+    raised = results["raise"]
+    assert raised.end == "crash"
+    assert raised.error == "rank 1: ZeroDivisionError: on purpose"
+    assert raised.updates == 2
+    assert len(raised.losses) == 2
+    assert raised.seconds < 6.0
+
+
+def test_a_rank_that_is_gone_is_the_cause(results: dict[str, CellResult]) -> None:
+    aborted = results["abort"]
+    assert aborted.end == "crash"
+    assert aborted.error.startswith("rank 1 was killed by SIGABRT")
+    assert aborted.updates == 2
+
+
+def test_a_rank_that_never_ends_is_killed_at_the_deadline(results: dict[str, CellResult]) -> None:
+    hung = results["sleep"]
+    assert hung.end == "hang"
+    assert len(hung.losses) == 2
+
+
+def test_a_cell_that_kills_its_forker_is_a_crash_of_that_cell_only(results: dict[str, CellResult]) -> None:
+    killed = results["kill the forker"]
+    assert killed.end == "crash"
+    assert "SIGKILL" in killed.error
+    assert results["alone"].end == "finished"
+
+
+def test_what_cannot_be_is_refused(results: dict[str, CellResult]) -> None:
+    assert results["no such option"].end == results["no such job"].end == "refused"
+    assert "no option widht" in results["no such option"].error
+    assert "no such job: 'nothing'" in results["no such job"].error
+
+
+# Its own end ---------------------------------------------------------------------------------------------------------
+
+
+def marked(value: str) -> list[int]:
+    """The processes of a run: they have its mark in their environment."""
+    wanted = f"{MARK}={value}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_nothing_outlives_a_campaign_that_is_killed(tmp_path: Path) -> None:
+    mark = f"{os.getpid()} killed"
+    code = (
+        "import json, sys\n"
+        "from bitwitness.faults import runner\n"
+        "from bitwitness.faults.cells import CellSpec\n"
+        "spec = CellSpec.from_json(json.loads(sys.argv[1]))\n"
+        "runner.run([spec], deadline=500.0, on_result=print)\n"
+    )
+    spec = json.dumps(odd("sleep", policy=None).to_json())
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, spec], cwd=ROOT, env=os.environ | {MARK: mark, "TMPDIR": str(tmp_path)}
+    )
+    try:
+        wait_for(lambda: len(marked(mark)) == 4, "the campaign, its forker and two ranks")
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not marked(mark), "all of them end")
+
+
+# Pieces --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (["finished", "finished"], "finished"),
+        (["lost", "not_landed"], "not_landed"),
+        (["guard_failure", "crash"], "crash"),
+        (["guard_failure", "lost"], "guard_failure"),
+        (["detected", "guard_failure"], "detected"),
+        (["lost", "lost"], "crash"),
+        (["crash", "detected"], "crash"),  # the first
+    ],
+)
+def test_the_first_with_a_cause_of_its_own_says_how_it_ended(ends: list[str], expected: str, tmp_path: Path) -> None:
+    for rank, end in enumerate(ends):
+        record = {"kind": "end", "time": float(rank), "end": end, "error": "" if end == "finished" else end}
+        account_path(tmp_path, rank).write_text(json.dumps(record) + "\n")
+    result = gather(cell("any"), Shape(ranks=2), tmp_path, {0: 0, 1: 0}, False, 1.0)
+    assert result.end == expected
+
+
+def test_a_torn_line_of_an_account_is_left_out(tmp_path: Path) -> None:
+    step = {"kind": "step", "time": 0.0, "step": 0, "loss": "nan", "norm": 1.0, "digest": "a", "updated": True}
+    account_path(tmp_path, 0).write_text(json.dumps(step) + "\n" + json.dumps(step)[:20])
+    result = gather(cell("any"), Shape(ranks=1), tmp_path, {0: -9}, True, 1.0)
+    assert (result.end, result.losses, result.digests, result.updates) == ("hang", ("nan",), (("a",),), 1)
+
+
+@pytest.mark.parametrize("name", ["nothing", "nowhere:job", "bitwitness.examples.jobs:nothing", ":", "digits:"])
+def test_a_job_that_is_not_there(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="job"):
+        find_factory(name)
+
+
+@pytest.mark.parametrize("options", [{"ranks": 0}, {"steps": True}, {"rebuild": 1}, {"checkpoint_every": -1}])
+def test_an_impossible_shape_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Shape.split(options)
