@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from bitwitness import mutate
-from bitwitness.mutate import FaultDidNotLand, FlipBits, FlipSign, Mutation, Scale, SetTo
+from bitwitness.mutate import FaultDidNotLand, FlipBits, FlipSign, Mutation, Scale, SetTo, StuckAt
 
 FLOATS = [
     torch.float64,
@@ -53,6 +54,11 @@ def flipped_bits(before: Tensor, after: Tensor) -> dict[int, list[int]]:
     return found
 
 
+def as_numbers(tensor: Tensor) -> list[int]:
+    """Every element's bits as one number, in logical order."""
+    return [int.from_bytes(bytes(row), "little") for row in as_bytes(tensor)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_bit_of_every_dtype_flips_alone(dtype: torch.dtype) -> None:
     width = 1 if dtype == torch.bool else 8 * dtype.itemsize
@@ -71,6 +77,21 @@ def test_several_bits_of_several_elements(dtype: torch.dtype) -> None:
     after, landed = mutate.apply(before, FlipBits(tuple(bits)), [14, 0, 3])
     assert flipped_bits(before, after) == {0: bits, 3: bits, 14: bits}
     assert (landed.selected, landed.changed, landed.index) == (3, 3, 14)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_stuck_bit_changes_only_elements_that_have_it_otherwise(dtype: torch.dtype, value: Literal[0, 1]) -> None:
+    for bit in range(mutate.bits_of(dtype)):
+        before = made(dtype)
+        otherwise = [index for index, word in enumerate(as_numbers(before)) if word >> bit & 1 != value]
+        if not otherwise:
+            with pytest.raises(FaultDidNotLand):
+                mutate.apply(before, StuckAt(bit, value), range(15))
+            continue
+        after, landed = mutate.apply(before, StuckAt(bit, value), range(15))
+        assert flipped_bits(before, after) == {index: [bit] for index in otherwise}
+        assert landed.changed == len(otherwise)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -224,6 +245,9 @@ WRONG: list[tuple[torch.dtype, Mutation]] = [
     (torch.uint8, SetTo(256)),
     (torch.uint8, SetTo(-1)),
     (torch.bool, SetTo(2)),
+    (torch.float32, StuckAt(32, 1)),
+    (torch.float32, StuckAt(-1, 0)),
+    (torch.bool, StuckAt(1, 1)),
 ]
 
 
@@ -231,7 +255,7 @@ WRONG: list[tuple[torch.dtype, Mutation]] = [
 def test_mutations_that_make_no_sense(dtype: torch.dtype, mutation: Mutation) -> None:
     tensor = made(dtype)
     before = tensor.clone()
-    with pytest.raises(ValueError, match=r"Flip|Scale|SetTo"):
+    with pytest.raises(ValueError, match=r"Flip|Scale|SetTo|StuckAt"):
         mutate.apply_(tensor, mutation, [0])
     assert not flipped_bits(before, tensor)
 
@@ -246,3 +270,85 @@ def test_sparse_and_lazy_tensors_are_refused() -> None:
 def test_integers_wrap_around() -> None:
     assert mutate.apply(torch.tensor([100], dtype=torch.int8), Scale(2.0), [0])[0].tolist() == [-56]
     assert mutate.apply(torch.tensor([200], dtype=torch.uint8), Scale(2.0), [0])[0].tolist() == [144]
+
+
+def joined(words: Tensor) -> list[int]:
+    """Words as numbers; of two, the second is the upper half."""
+    rows: list[list[int]] = words.reshape(len(words), -1).tolist()
+    return [sum((word & (2**64 - 1)) << 64 * place for place, word in enumerate(row)) for row in rows]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_words_are_the_bits_and_can_be_written_back(dtype: torch.dtype, layout: str) -> None:
+    base = made(dtype, (4, 6))
+    top = mutate.bits_of(dtype) - 1
+    if not dtype.is_complex:  # whose imaginary part is negative as it is
+        mutate.apply_(base, StuckAt(top, 1), range(24))  # a sign must not spread over the words
+    view = LAYOUTS[layout](base)
+    chosen = [view.numel() - 1, 0][: view.numel()]
+    words = mutate.words_of(view, chosen)
+    assert words.dtype == torch.int64
+    assert words.shape == ((len(chosen), 2) if dtype == torch.complex128 else (len(chosen),))
+    assert joined(words) == [as_numbers(view)[index] for index in chosen]
+    empty = torch.zeros_like(view)
+    mutate.put_words(empty, chosen, words)
+    assert [as_numbers(empty)[index] for index in chosen] == joined(words)
+    assert sum(number != 0 for number in as_numbers(empty)) <= len(chosen)
+    numbers = mutate.numbers_of(words, dtype)
+    assert numbers.dtype == dtype
+    assert as_numbers(numbers) == joined(words)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_words_are_mutated_as_the_tensor_would_be(dtype: torch.dtype) -> None:
+    top = mutate.bits_of(dtype) - 1
+    stuck = StuckAt(top, 0 if dtype.is_complex else 1)
+    for mutation in (FlipBits((top,)), FlipBits((0, top)) if top else FlipBits((0,)), stuck, SetTo(1.0)):
+        words = mutate.words_of(made(dtype), range(15))
+        after, _ = mutate.apply(made(dtype), mutation, range(15))
+        assert joined(mutate.mutated(words, dtype, mutation)) == as_numbers(after)
+
+
+def test_writing_words_leaves_no_trace_but_the_bits() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    mutate.put_words(weight, [1], torch.tensor([0xC0000000]))
+    assert weight.tolist() == [1.0, -2.0, 1.0]
+    assert weight._version == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "message"),
+    [
+        (torch.float32, [1], "1. words for 2 elements of torch.float32: give .2."),
+        (torch.complex128, [1, 2], "give .2, 2."),
+        (torch.float16, [1, 0x10000], "wider than the 16 bits"),
+        (torch.int8, [1, -1], "wider than the 8 bits"),
+        (torch.bool, [1, 2], "wider than the 1 bits"),
+    ],
+)
+def test_words_of_another_tensor_are_refused(dtype: torch.dtype, words: list[int], message: str) -> None:
+    tensor = made(dtype)
+    with pytest.raises(ValueError, match=message):
+        mutate.put_words(tensor, [0, 1], torch.tensor(words))
+    assert not flipped_bits(made(dtype), tensor)
+
+
+def test_elements_that_share_memory_are_read_and_not_written() -> None:
+    expanded = torch.ones(1, 3).expand(4, 3)
+    assert mutate.words_of(expanded, [0, 11]).tolist() == [0x3F800000] * 2
+    for write in (
+        lambda: mutate.apply_(expanded, FlipSign(), [0]),
+        lambda: mutate.put_words(expanded, [0], torch.tensor([0])),
+    ):
+        with pytest.raises(ValueError, match="share memory"):
+            write()
+    assert torch.equal(expanded, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("indices", [[4], [-1], [1, 1]])
+def test_words_of_wrong_indices(indices: list[int]) -> None:
+    with pytest.raises(ValueError, match="index"):
+        mutate.words_of(torch.ones(4), indices)
+    with pytest.raises(ValueError, match="index"):
+        mutate.put_words(torch.ones(4), indices, torch.zeros(len(indices), dtype=torch.int64))
