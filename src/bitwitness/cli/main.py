@@ -20,6 +20,7 @@ from bitwitness.errors import BitwitnessError
 
 COMMANDS = {
     "bench": "bitwitness.cli.bench",
+    "campaign": "bitwitness.cli.campaign",
     "checkpoint": "bitwitness.cli.checkpoint",
     "demo": "bitwitness.cli.demo",
     "incident": "bitwitness.cli.incident",

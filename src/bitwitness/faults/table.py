@@ -7,7 +7,6 @@ not land or ended a run stands in a list of its own.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,6 +33,41 @@ Status = Literal[
     "unguarded",
 ]
 Named = Literal["right", "wrong", "unattributed", ""]
+COLUMNS = (
+    "key",
+    "label",
+    "fault",
+    "job",
+    "seed",
+    "repeat",
+    "policy",
+    "status",
+    "end",
+    "covered",
+    "certain",
+    "expected_check",
+    "why",
+    "predicted",
+    "struck",
+    "struck_ranks",
+    "first_step",
+    "check",
+    "caught_step",
+    "late",
+    "updates",
+    "verdict",
+    "kind",
+    "persistence",
+    "ranks",
+    "named",
+    "masked",
+    "checkpoints_held",
+    "outcome",
+    "drift",
+    "seconds",
+    "error",
+)
+"""Of a row as JSON and CSV; docs/campaigns.md says what each means."""
 _OF_END: Mapping[str, Status] = {
     "guard_failure": "guard failure",
     "refused": "refused",
