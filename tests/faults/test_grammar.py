@@ -96,10 +96,11 @@ def test_what_is_printed_is_read_back_as_the_same_fault(fault: Fault) -> None:
     assert str(grammar.parse(str(fault))) == str(fault)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(FAULTS, min_size=1, max_size=4), st.sampled_from([" & ", "\n", "\n\n# a remark & more\n  "]))
 def test_several_faults(faults: list[Fault], joint: str) -> None:
-    assume(all(objection(fault) is None for fault in faults))
+    faults = [fault for fault in faults if objection(fault) is None]
+    assume(faults)
     assert grammar.parse_all(joint.join(map(str, faults))) == tuple(faults)
 
 

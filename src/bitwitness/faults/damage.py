@@ -177,7 +177,7 @@ def _damaged(
             assert stale is not None
             return mutate.words_of(stale, indices)
         case "copy":
-            return mutate.words_of(tensor.flatten()[_others(tensor, indices, chance)], range(len(indices)))
+            return mutate.words_of(tensor.detach().flatten()[_others(tensor, indices, chance)], range(len(indices)))
         case "swap":
             half = len(before) // 2
             return torch.cat([before[half:], before[:half]])
