@@ -24,6 +24,7 @@ from bitwitness.examples.jobs import Mlp, MlpOptions
 from bitwitness.faults import runner
 from bitwitness.faults.cells import CellResult, CellSpec, Role
 from bitwitness.faults.job import Shape, find_factory
+from bitwitness.faults.rank import GUARD_TIMEOUT
 from bitwitness.faults.results import account_path, gather
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,16 +70,26 @@ def odd(what: str, **options: Any) -> CellSpec:
     return cell(what, factory="tests.faults.test_runner:strange", what=what, **options)
 
 
+def hit(key: str, *faults: str, **options: Any) -> CellSpec:
+    return cell(key, "fault", faults=faults, checkpoint_every=2, rebuild=True, **options)
+
+
 CELLS = [
     cell("control", checkpoint_every=2, rebuild=True),  # before the clean one, which must nevertheless be run first
     odd("raise"),
     odd("abort"),
-    odd("sleep", policy=None),
     odd("kill the forker"),
     cell("no such option", widht=3),
     cell("no such job", factory="nothing"),
     cell("alone", role="reference", ranks=1, seed=5),
     cell("clean", role="clean"),
+    hit("caught", "rank=1 grad_w:0.weight @ step=2 : n=1 -> bit=30"),
+    hit("recorded", "rank=1 grad_w:0.weight @ step=2 : n=1 -> bit=3", policy=EVERY_STEP | {"on_detection": "record"}),
+    hit("unguarded", "rank=1 grad_w:0.weight @ step=2 : largest -> bit=22 ; permanent", policy=None),
+    hit("at rest", "rank=0 ckpt @ step=1 : n=1 -> bit=0"),
+    hit("while saving", "rank=0 during=save ckpt @ step=1 : n=1 -> bit=0"),
+    hit("no such module", "rank=1 fwd_out:nothing @ step=2 : n=1 -> bit=3"),
+    hit("changes nothing", "rank=1 fwd_out:0 @ step=2 : all -> scale=2.0 ; if=1e30..1e31"),
 ]
 
 
@@ -98,7 +109,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellResult]:
         patch.setenv(MARK, str(os.getpid()))
         patch.setenv("TMPDIR", str(folder / "scratch"))
         progress: list[runner.Progress] = []
-        runner.run(CELLS, deadline=6.0, on_result=keep, on_progress=progress.append, weights=folder / "weights")
+        runner.run(CELLS, deadline=100.0, on_result=keep, on_progress=progress.append, weights=folder / "weights")
     assert progress[-1].done == progress[-1].total == len(CELLS)
     assert not marked(str(os.getpid()))
     # One forker was killed, and the one after it has removed what it left.
@@ -138,7 +149,7 @@ def test_a_rank_that_raises_is_the_cause(results: dict[str, CellResult]) -> None
     assert raised.error == "rank 1: ZeroDivisionError: on purpose"
     assert raised.updates == 2
     assert len(raised.losses) == 2
-    assert raised.seconds < 6.0
+    assert raised.seconds < GUARD_TIMEOUT  # nobody has waited for one who is gone
 
 
 def test_a_rank_that_is_gone_is_the_cause(results: dict[str, CellResult]) -> None:
@@ -148,10 +159,12 @@ def test_a_rank_that_is_gone_is_the_cause(results: dict[str, CellResult]) -> Non
     assert aborted.updates == 2
 
 
-def test_a_rank_that_never_ends_is_killed_at_the_deadline(results: dict[str, CellResult]) -> None:
-    hung = results["sleep"]
-    assert hung.end == "hang"
-    assert len(hung.losses) == 2
+def test_a_rank_that_never_ends_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    hung: list[CellResult] = []
+    runner.run([odd("sleep", policy=None)], deadline=2.0, on_result=lambda _, result: hung.append(result))
+    assert [result.end for result in hung] == ["hang"]
+    assert len(hung[0].losses) <= 2
 
 
 def test_a_cell_that_kills_its_forker_is_a_crash_of_that_cell_only(results: dict[str, CellResult]) -> None:
@@ -165,6 +178,59 @@ def test_what_cannot_be_is_refused(results: dict[str, CellResult]) -> None:
     assert results["no such option"].end == results["no such job"].end == "refused"
     assert "no option widht" in results["no such option"].error
     assert "no such job: 'nothing'" in results["no such job"].error
+
+
+# With faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_is_caught_and_its_rank_named(results: dict[str, CellResult]) -> None:
+    caught = results["caught"]
+    assert caught.end == "detected"
+    assert caught.verdict is not None
+    assert caught.verdict["ranks"] == [1] or caught.verdict["status"] == "unattributed"  # two nodes: nobody to decide
+    assert (caught.caught_step, caught.first_step, caught.struck_ranks) == (2, 2, (1,))
+    assert caught.caught_by in ("numerics", "replay")
+    assert caught.struck == len(caught.strikes) == 1
+    assert caught.strikes[0]["site"]["name"] == "0.weight"
+    assert caught.updates == 2
+    assert [one["step"] for one in caught.checkpoints] == [2]
+    assert caught.digests == tuple(of_rank[:2] for of_rank in results["clean"].digests)
+    assert "/bitwitness-" not in caught.error
+
+
+def test_in_shadow_mode_every_verdict_is_told(results: dict[str, CellResult]) -> None:
+    recorded = results["recorded"]
+    assert recorded.end == "finished"
+    assert recorded.verdicts[0]["check"] == recorded.caught_by == "replay"
+    assert recorded.updates == STEPS
+    assert recorded.digests[0][:2] == results["clean"].digests[0][:2]
+    assert recorded.digests[0][2] != results["clean"].digests[0][2]
+    assert "not a verified one" in recorded.checkpoints[-1]["distrusted"]
+
+
+def test_without_a_guard_it_trains_on(results: dict[str, CellResult]) -> None:
+    unguarded = results["unguarded"]
+    assert (unguarded.end, unguarded.verdict, unguarded.struck) == ("finished", None, STEPS - 2)
+    assert unguarded.drift is not None
+    assert unguarded.drift > 0.0
+    assert unguarded.losses != results["clean"].losses
+
+
+def test_a_damaged_checkpoint_is_seen_by_its_label(results: dict[str, CellResult]) -> None:
+    for key, published in (("at rest", True), ("while saving", False)):
+        result = results[key]
+        assert (result.end, result.caught_by, result.caught_step, result.verdict) == ("finished", "checkpoint", 1, None)
+        first, last = result.checkpoints
+        assert (first["published"], bool(first["problem"])) == (published, True)
+        assert (last["published"], last["problem"]) == (True, "")
+        assert result.digests == results["clean"].digests
+
+
+def test_a_fault_that_cannot_be_and_one_that_does_nothing(results: dict[str, CellResult]) -> None:
+    assert results["no such module"].end == "refused"
+    assert "'nothing'" in results["no such module"].error
+    assert results["changes nothing"].end == "not_landed"
+    assert results["changes nothing"].struck == 0
 
 
 # Its own end ---------------------------------------------------------------------------------------------------------

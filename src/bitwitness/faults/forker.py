@@ -49,7 +49,13 @@ from bitwitness.supervise.scratch import Scratch
 logger = logging.getLogger(__name__)
 
 GRACE = 3.0
-"""Seconds that the other ranks of a cell have to end after one has ended with an error: they mostly wait for it."""
+"""Seconds that the other ranks of a cell have to end after one has ended with an error: they mostly wait for it, and may know
+the cause."""
+SHORT_GRACE = 0.5
+"""Likewise after one that had a cause of its own: they have nothing to add."""
+
+_KNOWS_WHY, _FAILED = 3, 4
+"""Exit codes of a rank."""
 
 _POLL = 0.005
 _MEMORY = Path("/dev/shm")  # noqa: S108  (the folder made in it has a name that nobody else has)
@@ -144,17 +150,16 @@ class _Ranks:
 
     def wait(self, deadline: float) -> bool:
         """Until all have ended, by force at the deadline or soon after one of them failed. Whether it was the deadline."""
-        failed_at: float | None = None
+        failed = False
         while self.running:
             if not self._reap():
                 time.sleep(_POLL)
-            now = time.monotonic()
-            if failed_at is None and self._failed():
-                failed_at = now
-            if now > deadline or (failed_at is not None and now > failed_at + GRACE):
-                hung = bool(self.running) and failed_at is None
+            elif self.codes and (code := list(self.codes.values())[-1]):
+                failed = True
+                deadline = min(deadline, time.monotonic() + (SHORT_GRACE if code == _KNOWS_WHY else GRACE))
+            if time.monotonic() > deadline:
                 self.kill()
-                return hung
+                return not failed
         return False
 
     def kill(self) -> None:
@@ -176,9 +181,6 @@ class _Ranks:
                 return True
         return False
 
-    def _failed(self) -> bool:
-        return any(code != 0 for code in self.codes.values())
-
     def _child(self, parent: int, rank: int, listener: socket.socket) -> None:
         """Never returns: what stands above in the stack is the forker's."""
         code = 1
@@ -191,7 +193,8 @@ class _Ranks:
             logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
             store = self._store(rank, listener)
             ended = run_rank(self.spec, Place(rank, self.folder, self.weights), store)
-            code = 0 if ended == "finished" else 3
+            knows_why = ended in ("refused", "not_landed", "crash")
+            code = 0 if ended == "finished" else _KNOWS_WHY if knows_why else _FAILED
         except BaseException:  # noqa: BLE001  (it must be seen in the log, and not go on in the forker's code)
             traceback.print_exc()
         finally:

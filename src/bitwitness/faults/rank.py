@@ -13,8 +13,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,8 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import BitwitnessError, CheckpointError, ConfigurationError, CorruptionDetected, GuardFailure
 from bitwitness.faults.cells import CellSpec
+from bitwitness.faults.injector import Injector
 from bitwitness.faults.job import CampaignJob, Shape, find_factory, node_of
-from bitwitness.faults.results import account_path
+from bitwitness.faults.results import account_path, strikes_path
 from bitwitness.guard.guard import Guard
 from bitwitness.mutate import FaultDidNotLand
 from bitwitness.policy import Policy
@@ -133,27 +134,31 @@ class Training:
         self.model: nn.Module = DistributedDataParallel(job.model) if dist.is_initialized() else job.model
         self.parameters = [one for one in job.model.parameters() if one.requires_grad]
         self.guard: Guard | None = None
-        self._strikes = 0
+        self.injector = self._make_injector() if spec.faults else None
 
     def run(self) -> None:
         """All steps, up to the one at which something ends it."""
-        with self._injected():
+        with self.injector if self.injector is not None else nullcontext():
             try:
                 if self.spec.policy is not None:
                     self.guard = self._make_guard(self.spec.policy)
                 for step in range(self.shape.steps):
                     self._step(step)
             finally:
-                self._note_strikes()
                 if self.guard is not None:
                     self.guard.close()
 
-    @contextmanager
-    def _injected(self) -> Iterator[None]:
-        yield
-
-    def _note_strikes(self) -> None:
-        pass
+    def _make_injector(self) -> Injector:
+        return Injector(
+            self.spec.faults,
+            self.model,
+            self.job.optimizers,
+            seed=self.spec.seed,
+            rank=self.place.rank,
+            world_size=self.shape.ranks,
+            node=node_of(self.shape, self.place.rank),
+            record=strikes_path(self.place.folder, self.place.rank),
+        )
 
     def _make_guard(self, settings: Mapping[str, Any]) -> Guard:
         optimizers = self.job.optimizers
@@ -169,12 +174,13 @@ class Training:
         )
 
     def _step(self, step: int) -> None:
+        if self.injector is not None and self.guard is None:
+            self.injector.begin(step)
         losses = [self._micro(step, micro) for micro in range(self.job.micros)]
         made = _Made()
         try:
             self._verify_and_update(made)
         finally:  # also where the guard raises: what was done until then is seen as well
-            self._note_strikes()
             loss = float(torch.stack([one.double() for one in losses]).sum())
             digest = digest_of(self.job.model, self.job.optimizers) if made.ended else ""
             self.account.add(
@@ -198,6 +204,8 @@ class Training:
         batch = self.job.batch(step, self.place.rank, micro)
         if self.guard is not None:
             return self.guard.forward_backward(batch, last=last)
+        if self.injector is not None:
+            batch = self.injector.batch(batch)
         quiet = isinstance(self.model, DistributedDataParallel) and not last
         with self.model.no_sync() if quiet else nullcontext():  # type: ignore[operator]
             loss = self.job.loss_fn(self.model, batch)

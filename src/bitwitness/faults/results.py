@@ -23,6 +23,11 @@ from bitwitness.runfiles.label import distrust, read_label, verify_files
 from bitwitness.runfiles.run import read_incident
 
 STRIKES_KEPT = 100
+_BITS_KEPT = 4096
+"""Characters of a strike's bits that a result holds; the record of a cell whose files are kept has all of them."""
+
+_BITS = ("indices", "before", "after")
+
 _OF_THE_GUARD = ("checkpoint_every", "rebuild", "ranks_per_node")
 """Options that change nothing in what is trained."""
 
@@ -43,6 +48,11 @@ def account_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.jsonl"
 
 
+def strikes_path(folder: Path, rank: int) -> Path:
+    """The file in which a rank's injector records what it has changed."""
+    return folder / f"strikes-{rank:05d}.jsonl"
+
+
 def gather(
     spec: CellSpec, shape: Shape, folder: Path, codes: Mapping[int, int], hung: bool, seconds: float
 ) -> CellResult:
@@ -59,16 +69,13 @@ def gather(
     accounts = [_read(account_path(folder, rank)) for rank in range(shape.ranks)]
     steps = [_of_kind(account, "step") for account in accounts]
     end, error = _end(folder, accounts, codes, hung)
+    error = error.replace(f"{folder}/", "")  # it is gone when somebody reads this
     files = RunFiles(folder / "run")
     verdicts = _verdicts(files, accounts)
     checkpoints = _checkpoints(files, accounts)
     refused = next((one for one in checkpoints if one["problem"]), None)
-    strikes = sorted(
-        (strike for account in accounts for one in _of_kind(account, "strikes") for strike in one["strikes"]),
-        key=lambda strike: strike.get("step", -1),
-    )
-    struck = sum(one["count"] for account in accounts for one in _of_kind(account, "strikes"))
-    first = [one["first_step"] for account in accounts for one in _of_kind(account, "strikes")]
+    strikes = [strike for rank in range(shape.ranks) for strike in _read(strikes_path(folder, rank))]
+    strikes.sort(key=lambda strike: int(strike["site"]["step"]))
     drift = next((one["drift"] for one in _of_kind(accounts[0], "drift")), None)
     return CellResult(
         key=spec.key,
@@ -78,10 +85,10 @@ def gather(
         caught_step=verdicts[0]["step"] if verdicts else refused["step"] - 1 if refused else None,
         caught_by=str(verdicts[0]["check"]) if verdicts else "checkpoint" if refused else "",
         verdicts=tuple(verdicts),
-        strikes=tuple(strikes[:STRIKES_KEPT]),
-        struck=struck,
-        struck_ranks=tuple(rank for rank, account in enumerate(accounts) if _of_kind(account, "strikes")),
-        first_step=min(first, default=None),
+        strikes=tuple(_shortened(strike) for strike in strikes[:STRIKES_KEPT]),
+        struck=len(strikes),
+        struck_ranks=tuple(sorted({int(strike["site"]["rank"]) for strike in strikes})),
+        first_step=int(strikes[0]["site"]["step"]) if strikes else None,
         losses=_means(steps, "loss"),
         norms=_means(steps, "norm"),
         digests=tuple(tuple(one["digest"] for one in of_rank if one["digest"]) for of_rank in steps),
@@ -152,6 +159,8 @@ def _checkpoints(files: RunFiles, accounts: Sequence[list[Record]]) -> list[Reco
     """Each save, with what a resume would say of it now: its files may have been damaged since."""
     saves = {one["step"]: {name: one[name] for name in ("step", "published", "problem")} for one in _saves(accounts)}
     incidents = [read_incident(path) for path in files.incidents()]
+    for one in saves.values():
+        one["problem"] = one["problem"].replace(f"{files.path}/", "")
     for path in files.checkpoints.list():
         step = checkpoint_step(path)
         one = saves.setdefault(step, {"step": step, "published": True, "problem": ""})
@@ -160,13 +169,20 @@ def _checkpoints(files: RunFiles, accounts: Sequence[list[Record]]) -> list[Reco
             one["problem"] = one["problem"] or "; ".join(verify_files(path, label))
             one["distrusted"] = distrust(label, incidents)
         except RunFilesError as error:
-            one["problem"] = one["problem"] or str(error)
+            one["problem"] = one["problem"] or str(error).replace(f"{files.path}/", "")
     return [saves[step] for step in sorted(saves)]
 
 
 def _saves(accounts: Sequence[list[Record]]) -> list[Record]:
     """Those of the rank that saw most of them: any other may have been killed."""
     return max((_of_kind(account, "checkpoint") for account in accounts), key=len)
+
+
+def _shortened(strike: Record) -> Record:
+    """Without the bits where these are many: a database of thousands of cells would hold little else."""
+    if all(len(strike[name]) <= _BITS_KEPT for name in _BITS):
+        return strike
+    return strike | dict.fromkeys(_BITS, "")
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -185,9 +201,9 @@ def _of_kind(account: Sequence[Record], kind: str) -> list[Record]:
 
 
 def _means(steps: Sequence[list[Record]], name: str) -> tuple[float | str, ...]:
-    """Mean over the ranks, for the steps that all of them have told of."""
+    """Mean over the ranks, for the steps that all of them have told of; what was not computed is no number."""
     rows = zip(*([one[name] for one in of_rank] for of_rank in steps), strict=False)
-    return tuple(_mean(row) for row in rows if None not in row)
+    return tuple("nan" if None in row else _mean(row) for row in rows)
 
 
 def _mean(values: Sequence[float | str]) -> float | str:
