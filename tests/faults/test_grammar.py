@@ -224,6 +224,8 @@ WRONG = [
     ("during=replay exp_avg @ step=1 : n=1 -> zero", "exp_avg takes no part", 0),
     ("param @ step=1 micro=0 : n=1 -> zero", "param is stored", 15),
     ("ckpt @ micro=0 step=1 : n=1 -> zero", "ckpt is stored", 7),
+    ("rank=2 comm.reduce @ step=1 : n=1 -> zero", "leave out rank, or hit one rank by comm.post", 0),
+    ("rank=* node=a comm.reduce @ step=1 : n=1 -> zero", "leave out node", 7),
     ("ckpt @ step=1 : n=1 -> nan", "bytes, which know no nan", 23),
     ("ckpt @ step=1 : n=1 -> bit=8", "the bits 0 to 7", 23),
     ("ckpt @ step=1 : largest -> zero", "magnitude means nothing", 16),

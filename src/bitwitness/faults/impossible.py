@@ -89,4 +89,12 @@ def _bytes(fault: Fault) -> Objection | None:
     return None
 
 
-_RULES: tuple[Callable[[Fault], Objection | None], ...] = (_names, _work, _micro, _bytes)
+def _alike(fault: Fault) -> Objection | None:
+    where = fault.where
+    if where.target == "comm.reduce" and (where.node or isinstance(where.rank, int)):
+        word = "node" if where.node else "rank"
+        return word, f"comm.reduce is the result on all ranks alike: leave out {word}, or hit one rank by comm.post"
+    return None
+
+
+_RULES: tuple[Callable[[Fault], Objection | None], ...] = (_names, _work, _micro, _bytes, _alike)
