@@ -113,7 +113,9 @@ class Active:
         when = self.fault.when
         if self.landed or self.fault.persist.kind == "intermittent" or when.p < 1.0:
             return ""
-        return self.why_not if self.is_over(step) or (final and step > when.first) else ""
+        if final and step <= when.first:
+            return f"the job ended before step {when.first}"
+        return self.why_not if final or self.is_over(step) else ""
 
     def is_due(self, moment: Moment) -> bool:
         """Whether it strikes now, if its site is reached."""

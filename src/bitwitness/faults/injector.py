@@ -24,13 +24,16 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.faults import communication, files, random_state, sites
 from bitwitness.faults.active import Active, Moment, Recorded
 from bitwitness.faults.grammar import parse, parse_all
-from bitwitness.faults.record import Strike, append
+from bitwitness.faults.record import Strike, append, read
 from bitwitness.faults.spec import MEMORY_TARGETS, MODULE_TARGETS, Fault, Work
 from bitwitness.guard import seams
 from bitwitness.guard.job import Job
 from bitwitness.mutate import FaultDidNotLand
 
-Faults = str | Fault | Sequence[str] | Sequence[Fault] | Sequence[Strike]
+Faults = str | Fault | Sequence[str | Fault | Strike | Active]
+
+RECORD = "@"
+"""Before a path in the place of a fault: a record, whose strikes are to be done again."""
 
 _KEPT = 1000
 """Strikes that are kept in memory; a record has all."""
@@ -40,7 +43,7 @@ class Injector:
     """Strikes a job with faults, as a context manager around its training.
 
     Args:
-        faults: in the grammar, parsed, or strikes of a record to be done again. Several may be joined by ` & `.
+        faults: in the grammar, parsed, or strikes of a record (`@PATH` or read) to be done again. Several may be joined by ` & `.
         model: DDP or plain, compiled or not.
         optimizers: one or several; may be empty where no fault is about memory.
         seed: of all that is drawn: rank, site, elements, bits, chance.
@@ -405,12 +408,17 @@ class _Tap(fingerprint.Tap):
 def activate(faults: Faults, seed: int, rank: int, world_size: int, node: str) -> list[Active]:
     """The faults of a job on this rank, in whatever form they were given."""
     if isinstance(faults, str | Fault):
-        faults = parse_all(faults) if isinstance(faults, str) else (faults,)
+        faults = (faults,)
     recorded: dict[int, list[Strike]] = {}
     made: list[Active] = []
     for one in faults:
-        if isinstance(one, Strike):
+        if isinstance(one, Active):
+            made.append(one)
+        elif isinstance(one, Strike):
             recorded.setdefault(one.site.fault, []).append(one)
+        elif isinstance(one, str) and one.startswith(RECORD):
+            for strike in read(Path(one.removeprefix(RECORD))):
+                recorded.setdefault(strike.site.fault, []).append(strike)
         else:
             for fault in parse_all(one) if isinstance(one, str) else (one,):
                 made.append(Active(fault, len(made), seed, rank, world_size, node))
