@@ -23,6 +23,7 @@ COMMANDS = {
     "campaign": "bitwitness.cli.campaign",
     "checkpoint": "bitwitness.cli.checkpoint",
     "demo": "bitwitness.cli.demo",
+    "fault": "bitwitness.cli.fault",
     "incident": "bitwitness.cli.incident",
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",

@@ -1,7 +1,7 @@
 """What a fault did to training: from the curves of one run, of the same run without the fault, and of others without one.
 
 Whether a fault harmed cannot be read off its own curve: training is noisy, and any changed bit ends in other weights. So
-a run is judged by its distance from the very same run without the fault, in units of what another seed would do (sigma).
+a run is judged by its distance from the very same run without the fault, in units of what two seeds differ by (sigma).
 
 The labels are those of He et al. (ISCA 2023) with the modes of LLM-PRISM (arXiv 2604.10390); where they leave a rule open
 the number is a setting here. Judged in this order:
@@ -48,6 +48,8 @@ Label = Literal[
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
 HARMLESS: tuple[Label, ...] = ("masked-identical", "masked-drifted")
+_NEAR = 4
+"""Sigma is averaged over so many widths of smoothing before and after a step."""
 _FINALS = ("accuracy", "loss", "perplexity")
 
 
@@ -59,7 +61,7 @@ class Settings:
         final: what is compared at the end: `accuracy`, `loss`, or `perplexity` (from the evaluation's loss).
         tolerance: how much worse is still the same: absolute for accuracy, a share of itself for the others.
         smooth: steps over which losses are averaged.
-        sigmas: how many standard deviations of the seeds are noise.
+        sigmas: how many standard deviations of the difference of two seeds are noise.
         short: steps after the fault within which NaN is short-term.
         jump: steps within which a rise is sharp.
         partial: the share of a sharp rise that must be made good to make it sharp-slow.
@@ -199,7 +201,11 @@ def worse(run: Series, clean: Series, settings: Settings) -> float | None:
 
 
 def spread(references: Sequence[Series], clean: Series, settings: Settings) -> list[float]:
-    """Sigma by step: the standard deviation over seeds of the smoothed loss, averaged over the neighbouring steps."""
+    """Sigma by step: the standard deviation of the difference of two seeds' smoothed losses.
+
+    That of one seed times the root of two, since a run that a fault has put on another path is compared with one path, not with
+    the mean of all; averaged over neighbouring steps, because a handful of seeds says little about a single one.
+    """
     curves = [smoothed(one.losses, settings.smooth) for one in (*references, clean) if one.end == "finished"]
     base = smoothed(clean.losses, settings.smooth)
     # Equal losses on all seeds are a toy; a sigma of zero would call the last bit a catastrophe.
@@ -212,8 +218,8 @@ def spread(references: Sequence[Series], clean: Series, settings: Settings) -> l
         raw.append(stdev(values) if len(values) >= 3 else floor[step])
     found = []
     for step in range(len(raw)):
-        near = raw[max(0, step - settings.smooth) : step + settings.smooth + 1]
-        found.append(max(math.sqrt(fmean(value * value for value in near)), 1e-3 * floor[step]))
+        near = raw[max(0, step - _NEAR * settings.smooth) : step + _NEAR * settings.smooth + 1]
+        found.append(max(math.sqrt(2.0 * fmean(value * value for value in near)), 1e-3 * floor[step]))
     return found
 
 
@@ -273,4 +279,4 @@ def _final_spread(references: Sequence[Series], clean: Series, settings: Setting
     """Sigma of the evaluation over seeds, as `worse` counts; 0 where there are too few."""
     values = [worse(one, clean, settings) for one in references if one.end == "finished"]
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return stdev([*known, 0.0]) if len(known) >= 2 else 0.0
+    return math.sqrt(2.0) * stdev([*known, 0.0]) if len(known) >= 2 else 0.0
