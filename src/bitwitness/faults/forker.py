@@ -1,4 +1,4 @@
-"""The process that forks the ranks of cells: `python -m bitwitness.faults.forker [--weights DIR]`.
+"""The process that forks the ranks of cells: `python -m bitwitness.faults.forker`.
 
 A campaign runs thousands of cells of a second each, and an interpreter with torch takes three to start. So one process
 imports everything once and forks the ranks of each cell, which begin at once and share its memory. It trains nothing
@@ -253,17 +253,19 @@ def main() -> None:
     """Answer requests until there are no more."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--weights", type=Path)
-    weights = parser.parse_args().weights
+    parser.add_argument("--path", action="append", default=[])
+    given = parser.parse_args()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     # What a job prints while it is loaded must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    sys.path.append(str(Path.cwd()))  # where a user's own jobs are; last, so that nothing there hides anything else
+    # Where a user's own jobs are; last, so that nothing there hides anything else.
+    sys.path += [path for path in (*given.path, str(Path.cwd())) if path not in sys.path]
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     scratch = _scratch()
-    forker = Forker(scratch.path, weights)
+    forker = Forker(scratch.path, given.weights)
     try:
         _serve(forker, answers)
     finally:

@@ -176,6 +176,7 @@ class _Forker:
 
     def __init__(self, weights: Path | None) -> None:
         command = [sys.executable, "-P", "-m", "bitwitness.faults.forker"]
+        command += [f"--path={path}" for path in sys.path if path]
         command += [] if weights is None else ["--weights", str(weights.absolute())]
         self._process = subprocess.Popen(
             command,
