@@ -95,7 +95,7 @@ class Campaign:
 
     def _hit(self) -> Iterator[CellSpec]:
         for entry in self.entries:
-            for job, seed in itertools.product(entry.jobs, entry.seeds):
+            for job, seed in itertools.product(entry.jobs, entry.seeds if entry.lines else ()):
                 yield cell(self.jobs[job], entry.policy, entry.lines, seed, "fault", entry.label, entry.repeat)
 
 

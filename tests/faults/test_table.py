@@ -1,0 +1,229 @@
+"""The table says what was promised, what came of it, and leaves nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bitwitness.faults.cells import CellResult, CellSpec
+from bitwitness.faults.outcomes import Settings
+from bitwitness.faults.table import COLUMNS, Row, Table, build, policy_name
+from tests.faults.campaigns import campaign, caught, digests, everywhere, finished, saves, verdict
+
+EVERY = {"audit_every": 1, "check_every": 1}
+COVERED = "rank=1 fwd_out @ step=4 : n=1 -> bit=20 ; once"
+
+
+def spec(line: str = COVERED, policy: Any = EVERY, role: Any = "fault", **options: Any) -> CellSpec:
+    job = {"ranks": 3, "steps": 8, "checkpoint_every": 4} | options
+    lines = tuple(line.split(" & ")) if role == "fault" else ()
+    return CellSpec(f"{role} {line} {policy}", "tiny", "mlp", job, policy, lines, 0, role, line)
+
+
+CLEAN = spec(policy=None, role="clean")
+
+
+def judged(one: CellSpec, result: CellResult, clean: bool = True) -> tuple[Row, Table]:
+    given = [(one, result), *([(CLEAN, finished(CLEAN))] if clean else [])]
+    table = build(given, Settings())
+    return table.rows[0], table
+
+
+def test_caught_in_its_step_with_the_right_rank() -> None:
+    row, table = judged(spec(), caught(spec(), 4, 1))
+    assert (row.status, row.late, row.updates, row.named, row.held) == ("caught", 0, 0, "right", ())
+    assert not table.summary.problems()
+    assert table.matrix == {COVERED: {"replay": 1}}
+
+
+def test_missed_is_covered_landed_and_not_masked() -> None:
+    row, table = judged(spec(), finished(spec(), digests=everywhere(4)))
+    assert (row.status, row.late, row.updates, row.masked) == ("missed", None, 4, False)
+    assert row.held == (8,), "the save after four updates came before it"
+    assert len(table.summary.missed) == 1
+    assert table.summary.problems() == ["1 covered faults were missed"]
+
+
+def test_masked_is_every_bit_of_every_rank_after_every_update() -> None:
+    row, table = judged(spec(), finished(spec()))
+    assert (row.status, row.masked) == ("masked", True)
+    assert not table.summary.problems()
+    for rank in range(3):
+        again, _ = judged(spec(), finished(spec(), digests=digests({rank: {7}})))
+        assert again.status == "missed"
+
+
+def test_without_a_clean_run_nothing_is_called_masked() -> None:
+    row, _ = judged(spec(), finished(spec()), clean=False)
+    assert (row.status, row.masked, row.updates) == ("missed", None, None)
+
+
+def test_late_is_counted_from_the_first_wrong_update() -> None:
+    row, table = judged(spec(), caught(spec(), 6, 1, digests=everywhere(4, 6), checkpoints=saves(4)))
+    assert (row.status, row.late, row.updates) == ("caught", 2, 2)
+    assert len(table.summary.late) == 1
+
+
+def test_a_checkpoint_that_holds_it_is_late_whatever_the_steps() -> None:
+    line = "rank=1 param @ step=3 : n=1 -> bit=20 ; once"
+    result = caught(spec(line), 3, 1, check="replicas", digests=digests({1: {3}}, 4), checkpoints=saves(4))
+    row, table = judged(spec(line), result)
+    assert (row.late, row.held) == (0, (4,))
+    assert table.summary.late
+
+
+def test_a_comparison_that_is_due_later_is_not_late() -> None:
+    policy = {"audit_every": 4, "check_every": 4}
+    line = "rank=1 param @ step=4 : n=1 -> bit=20 ; once"
+    result = caught(
+        spec(line, policy), 7, 1, check="replicas", digests=digests({1: {4, 5, 6, 7}}), checkpoints=saves(4)
+    )
+    row, table = judged(spec(line, policy), result)
+    assert (row.late, row.coverage.delay) == (3, 3)
+    assert not table.summary.problems()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"), [((1,), "right"), ((), "unattributed"), ((0,), "wrong"), ((0, 1), "wrong")]
+)
+def test_names(ranks: tuple[int, ...], named: str) -> None:
+    row, table = judged(spec(), caught(spec(), 4, *ranks))
+    assert row.named == named
+    assert bool(table.summary.wrong_rank) == (named == "wrong")
+    assert bool(table.summary.unattributed) == (named == "unattributed")
+
+
+def test_one_of_two_hit_ranks_is_right_and_a_later_wrong_name_is_wrong() -> None:
+    assert judged(spec(), caught(spec(), 4, 1, struck_ranks=(1, 2)))[0].named == "right"
+    shadow = finished(
+        spec(), verdict=verdict(4, 1), verdicts=(verdict(4, 1), verdict(5, 0)), caught_step=4, caught_by="replay"
+    )
+    assert judged(spec(), shadow)[0].named == "wrong"
+
+
+def test_what_is_not_covered_stays_in_the_table_with_words() -> None:
+    line = "rank=1 comm.pre @ step=4 : n=1 -> bit=20 ; once"
+    row, table = judged(spec(line), finished(spec(line), digests=everywhere(4)))
+    assert row.status == "not covered"
+    assert not table.summary.problems()
+    (one,) = table.summary.not_covered
+    assert "allreduce" in one["why"]
+    assert one["status"] == "not covered"
+    seen, table = judged(spec(line), caught(spec(line), 4, check="numerics"))
+    assert seen.status == "caught"
+    assert len(table.summary.not_covered) == 1, "caught all the same, and still listed"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "name"),
+    [
+        ("not_landed", "not landed", "not_landed"),
+        ("guard_failure", "guard failure", "guard_failures"),
+        ("refused", "refused", "refused"),
+        ("crash", "crash", "crashed"),
+        ("hang", "hang", "hung"),
+    ],
+)
+def test_other_ends_have_lists_of_their_own(end: Any, status: str, name: str) -> None:
+    row, table = judged(spec(), replace(finished(spec()), end=end, digests=()))
+    assert row.status == status
+    assert len(getattr(table.summary, name)) == 1
+    assert not table.summary.missed
+
+
+def test_a_fault_that_never_struck_did_not_land() -> None:
+    row, table = judged(spec(), finished(spec(), struck=0, struck_ranks=(), first_step=None))
+    assert row.status == "not landed"
+    assert len(table.summary.not_landed) == 1
+
+
+def test_damage_to_a_file_is_not_masked_by_training_that_goes_on() -> None:
+    line = "ckpt @ step=3 : n=1 -> bit=5 ; once"
+    row, table = judged(spec(line), finished(spec(line)))
+    assert (row.status, row.masked) == ("missed", False)
+    assert table.summary.missed
+    seen = finished(
+        spec(line), caught_by="checkpoint", caught_step=3, checkpoints=saves(4, problem="differs from its label")
+    )
+    row, table = judged(spec(line), seen)
+    assert (row.status, row.held) == ("caught", ())
+    assert not table.summary.problems()
+
+
+# Fault-free runs -----------------------------------------------------------------------------------------------------
+
+
+def test_controls() -> None:
+    control = spec(role="control")
+    for result, name in (
+        (caught(control, 3, 1), "false_alarms"),
+        (finished(control, digests=digests({0: {7}})), "changed_bits"),
+        (CellResult(control.key, "crash", "no memory"), "broken"),
+    ):
+        table = build([(CLEAN, finished(CLEAN)), (control, result)], Settings())
+        assert len(getattr(table.summary, name)) == 1
+        assert len(table.summary.problems()) == 1
+    table = build([(CLEAN, finished(CLEAN)), (control, finished(control))], Settings())
+    assert not table.summary.problems()
+    assert (table.controls, table.control_steps) == (1, 8)
+
+
+# Chances and shares --------------------------------------------------------------------------------------------------
+
+
+def test_predicted_beside_measured() -> None:
+    policy = {"audit_every": 4, "check_every": 4}
+    given = [(CLEAN, finished(CLEAN))]
+    for repeat in range(40):
+        one = replace(spec("rank=1 fwd_out @ step=4 : n=1 -> bit=20 ; once", policy, accumulate=2), key=str(repeat))
+        one = replace(one, faults=(f"rank=1 fwd_out @ step={3 if repeat % 4 == 0 else 4} : n=1 -> bit=20 ; once",))
+        result = caught(one, 3, 1) if repeat % 8 == 0 else finished(one, digests=everywhere(4))
+        given.append((one, result))
+    (chance,) = build(given, Settings()).chances
+    assert chance.predicted == pytest.approx(1 / 8)
+    assert (chance.measured.count, chance.measured.of) == (5, 40)
+    assert chance.measured.low < chance.predicted < chance.measured.high
+    summary = build(given, Settings()).summary
+    assert (summary.by_chance, summary.missed) == (35, [])
+
+
+def test_outcomes_of_unguarded_runs_have_intervals() -> None:
+    asked = campaign()
+    given: list[tuple[CellSpec, CellResult]] = []
+    for number, one in enumerate(asked.cells()):
+        if one.label == "flips" and number % 2:
+            given.append((one, finished(one, digests=everywhere(4), losses=(2.0,) * 4 + ("nan",) * 4)))
+        elif one.role != "fault" or one.label == "flips":
+            given.append((one, finished(one)))
+        else:
+            given.append((one, caught(one, 4, 1)))
+    table = build(given, asked.classify, len(given))
+    (shares,) = table.shares
+    assert set(shares.shares) == {"masked-identical", "immediate-nonfinite"}
+    assert sum(share.count for share in shares.shares.values()) == 6
+    assert all(share.low < 0.5 < share.high for share in shares.shares.values())
+    assert all(row.outcome is None for row in table.rows if row.spec.policy is not None)
+
+
+def test_everything_is_json_and_every_column_is_there() -> None:
+    import json
+
+    row, table = judged(spec(), caught(spec(), 4, 1))
+    assert tuple(row.to_json()) == COLUMNS
+    record = json.loads(json.dumps(table.to_json(), allow_nan=False))
+    least = {"runs", "missed", "late", "wrong_rank", "unattributed", "false_alarms", "not_covered"}
+    assert least <= set(record)
+
+
+def test_the_same_results_make_the_same_table() -> None:
+    given = [(spec(), caught(spec(), 4, 1)), (CLEAN, finished(CLEAN))]
+    assert build(given, Settings()) == build(given, Settings())
+
+
+def test_policies_have_names() -> None:
+    assert policy_name(None) == "unguarded"
+    assert policy_name(EVERY) == "every_step"
+    assert policy_name({}) == "default"
+    assert policy_name({"check_every": 5, "audit": "loss"}) == "audit=loss, check_every=5"
