@@ -136,6 +136,13 @@ def test_over_all_steps_it_is_the_formula_of_the_documentation() -> None:
         assert sum(chances) / len(chances) == pytest.approx(1 / (10 * micros))
 
 
+def test_a_step_that_is_audited_anyway_is_still_one_of_a_sample() -> None:
+    assert promised(f"rank=2 fwd_out @ step=9 {FLIP}", SAMPLED).sampled
+    assert promised(f"rank=2 fwd_out @ step=8 {FLIP}", SAMPLED).sampled
+    assert not promised(f"rank=2 fwd_out @ step=8 {FLIP}").sampled
+    assert not promised(f"rank=2 param @ step=8 {FLIP}", SAMPLED).sampled
+
+
 def test_a_drawn_step() -> None:
     found = promised(f"rank=2 fwd_out @ p=0.02 from=10 {FLIP}", SAMPLED, checkpoint_every=0)
     assert found.covered

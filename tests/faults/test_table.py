@@ -152,6 +152,13 @@ def test_damage_to_a_file_is_not_masked_by_training_that_goes_on() -> None:
     assert not table.summary.problems()
 
 
+def test_what_a_rank_reads_wrongly_that_writes_nothing_harms_nothing() -> None:
+    line = "rank=1 during=save param @ step=3 : n=1 -> sign ; once"
+    assert judged(spec(line), finished(spec(line)))[0].status == "masked"
+    line = "rank=0 during=save param @ step=3 : n=1 -> sign ; once"
+    assert judged(spec(line), finished(spec(line), struck_ranks=(0,)))[0].status == "missed"
+
+
 # Fault-free runs -----------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +192,15 @@ def test_predicted_beside_measured() -> None:
     assert chance.predicted == pytest.approx(1 / 8)
     assert (chance.measured.count, chance.measured.of) == (5, 40)
     assert chance.measured.low < chance.predicted < chance.measured.high
+    # Those in a step that is audited anyway belong to the sample too.
+    sure = replace(
+        given[1][0],
+        key="sure",
+        options={"ranks": 3, "steps": 8},
+        faults=("rank=1 fwd_out @ step=3 : n=1 -> bit=20 ; once",),
+    )
+    (more,) = build([*given, (sure, caught(sure, 3, 1))], Settings()).chances
+    assert (more.measured.count, more.measured.of) == (6, 41)
     summary = build(given, Settings()).summary
     assert (summary.by_chance, summary.missed) == (35, [])
 

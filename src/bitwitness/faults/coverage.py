@@ -35,6 +35,7 @@ class Coverage:
         words: why, or why not.
         probability: that it is caught, if it lands unmasked: 1 if certain, 0 if not covered.
         delay: how many steps a certain catch may come after the damage.
+        sampled: whether its check looks at a share of the steps or micro-batches only, be it at this one or not.
     """
 
     covered: bool
@@ -43,6 +44,7 @@ class Coverage:
     words: str
     probability: float
     delay: int = 0
+    sampled: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -53,6 +55,7 @@ class Coverage:
             "words": self.words,
             "probability": self.probability,
             "delay": self.delay,
+            "sampled": self.sampled,
         }
 
 
@@ -85,6 +88,7 @@ def covers(faults: Sequence[Fault], options: Mapping[str, Any], policy: Mapping[
         words="; ".join(dict.fromkeys(words)),
         probability=chance,
         delay=max(one.delay for one in each),
+        sampled=any(one.sampled for one in each),
     )
 
 
@@ -253,11 +257,11 @@ def _audited(fault: Fault, world: _World, check: str, words: str) -> Coverage:
         )
     whole_step = fault.persist.kind == "permanent" and fault.when.micro is None
     if all(map(world.audits, due)) and (world.micros == 1 or whole_step):
-        return _yes(check, words)
+        return Coverage(True, True, check, words, 1.0, sampled=world.policy.audit_every > 1 or world.micros > 1)
     chance = _chance(fault, world, due, whole_step)
     audited = f"every {world.policy.audit_every} steps"
     share = f", one of {world.micros} micro-batches of a step" if world.micros > 1 else ""
-    return Coverage(True, False, check, f"{words}, {audited}{share}: caught by chance", chance)
+    return Coverage(True, False, check, f"{words}, {audited}{share}: caught by chance", chance, sampled=True)
 
 
 def _chance(fault: Fault, world: _World, due: Sequence[int], whole_step: bool) -> float:

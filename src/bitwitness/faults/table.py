@@ -214,7 +214,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """Faults that an audit meets by chance, under one policy and in one job: what was predicted and what was measured.
+    """Faults whose check samples, under one policy and in one job: what was predicted and what was measured.
 
     Attributes:
         job, policy: whose.
@@ -341,7 +341,9 @@ def judge(
     wrong = None if clean is None else wrong_steps(result, clean)
     is_caught = result.verdict is not None or bool(result.caught_by)
     identical = None if wrong is None or result.end not in ("finished", "not_landed") else not wrong
-    masked = identical if not any(_harms_files(fault) for fault in faults) else None if identical is None else False
+    masked = identical
+    if identical and any(_harms_files(fault, result) for fault in faults):
+        masked = False
     late = updates = None
     if wrong is not None:
         before = [step for step in wrong if result.caught_step is None or step < result.caught_step]
@@ -388,9 +390,9 @@ def _place(spec: CellSpec) -> tuple[str, int]:
     return spec.job, spec.seed
 
 
-def _harms_files(fault: Fault) -> bool:
-    """Whether it damages what is saved, so that training itself says nothing of it."""
-    return fault.where.target == "ckpt" or fault.where.during == "save"
+def _harms_files(fault: Fault, result: CellResult) -> bool:
+    """Whether it damaged what is saved, so that training itself says nothing of it. Rank 0 writes what all hold alike."""
+    return fault.where.target == "ckpt" or (fault.where.during == "save" and 0 in result.struck_ranks)
 
 
 def _status(result: CellResult, coverage: Coverage, is_caught: bool, masked: bool | None, unguarded: bool) -> Status:
@@ -483,7 +485,7 @@ def _matrix(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 def _chances(rows: Sequence[Row]) -> Iterable[Chance]:
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.coverage.covered and not row.coverage.certain and row.status in ("caught", "by chance"):
+        if row.coverage.covered and row.coverage.sampled and row.status in ("caught", "by chance", "missed"):
             groups[row.spec.job, policy_name(row.spec.policy)].append(row)
     for (job, policy), group in groups.items():
         caught = [row for row in group if row.status == "caught"]
