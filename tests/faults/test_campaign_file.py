@@ -102,7 +102,7 @@ def test_draws_of_a_preset_differ_in_what_they_draw_by() -> None:
     text = changed("steps: 5..9, jobs", "steps: [5], jobs")
     drawn = [cell for cell in read(text).cells() if cell.label == "he2023.rbflip"]
     assert len(drawn) == 5
-    assert len({cell.fault_seed for cell in drawn}) == 5
+    assert len({(cell.seed, cell.repeat) for cell in drawn}) == 5
 
 
 def test_blanks_are_filled_with_every_combination() -> None:

@@ -177,6 +177,13 @@ def test_controls() -> None:
     assert (table.controls, table.control_steps) == (1, 8)
 
 
+def test_a_verdict_before_the_fault_is_a_false_alarm() -> None:
+    _, table = judged(spec(), caught(spec(), 3, first_step=4))
+    assert len(table.summary.false_alarms) == 1
+    _, table = judged(spec(), caught(spec(), 3, struck=0, struck_ranks=(), first_step=None))
+    assert len(table.summary.false_alarms) == 1
+
+
 # Chances and shares --------------------------------------------------------------------------------------------------
 
 

@@ -45,11 +45,6 @@ class CellSpec:
     label: str = ""
     repeat: int = 0
 
-    @property
-    def fault_seed(self) -> int:
-        """What the faults draw by."""
-        return self.seed + (self.repeat << 32)
-
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
         return {**asdict(self), "faults": list(self.faults)}

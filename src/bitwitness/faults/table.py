@@ -116,6 +116,13 @@ class Row:
             return False
         return bool(self.held) or (self.late or 0) > self.coverage.delay
 
+    @property
+    def is_false_alarm(self) -> bool:
+        """Whether a verdict came before anything was hit."""
+        if self.result.verdict is None:
+            return False
+        return self.result.first_step is None or self.result.verdict["step"] < self.result.first_step
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values: what the CSV and the JSON report hold."""
         verdict = self.result.verdict or {}
@@ -164,7 +171,7 @@ class Summary:
         missed: covered for certain, landed, not masked, not caught.
         late: caught after a checkpoint held it, or later than its check promises.
         wrong_rank: a rank was named that was not hit.
-        false_alarms: fault-free runs in which something was caught.
+        false_alarms: fault-free runs in which something was caught, and verdicts before anything was hit.
         changed_bits: fault-free guarded runs that ended with other bits than unguarded ones.
         broken: fault-free runs that did not finish.
         guard_failures, refused: runs with a fault that ended so.
@@ -199,7 +206,7 @@ class Summary:
             "missed": "covered faults were missed",
             "late": "faults were caught too late",
             "wrong_rank": "times a rank was named that was not hit",
-            "false_alarms": "fault-free runs alarmed",
+            "false_alarms": "times there was an alarm and no fault",
             "changed_bits": "guarded runs ended with other bits than unguarded ones",
             "broken": "fault-free runs did not finish",
             "guard_failures": "times the guard itself failed",
@@ -309,14 +316,14 @@ def build(results: Iterable[tuple[CellSpec, CellResult]], settings: Settings, pl
     """
     given = list(results)
     clean = {_place(spec): result for spec, result in given if spec.role == "clean"}
-    calm: dict[str, list[tuple[int, CellResult]]] = defaultdict(list)
+    calm: dict[str, list[tuple[int, Series]]] = defaultdict(list)
     for spec, result in given:
         if spec.role in ("clean", "reference"):
-            calm[spec.job].append((spec.seed, result))
+            calm[spec.job].append((spec.seed, Series.of(result)))
     rows = []
     for spec, result in given:
         if spec.role == "fault":
-            others = [Series.of(one) for seed, one in calm[spec.job] if seed != spec.seed]
+            others = [one for seed, one in calm[spec.job] if seed != spec.seed]
             rows.append(judge(spec, result, clean.get(_place(spec)), others, settings))
     controls = [(spec, result) for spec, result in given if spec.role == "control"]
     summary = _summary(rows, given, clean)
@@ -451,6 +458,8 @@ def _summary(
         found.caught += row.status == "caught"
         found.masked += row.status == "masked"
         found.by_chance += row.status == "by chance"
+        if row.is_false_alarm:
+            found.false_alarms.append(told)
         if row.is_late:
             found.late.append(told)
         if row.named == "wrong":
