@@ -95,6 +95,7 @@ def write_events(run_dir: Path, settings: Settings, started: float, broken: floa
                         "event": "landed",
                         "time": at,
                         **of,
+                        "fault": settings.fault_line,
                         "rank": settings.rank,
                         "step": STEP,
                         "where": "a product",

@@ -23,6 +23,7 @@ from bitwitness.runfiles.supervision import SupervisionFiles
 from tests.examples import recorded
 
 LASTING = recorded.settings_for()
+LINE = LASTING.fault_line
 CASES = {
     "persistent": LASTING,
     "transient": recorded.settings_for(transient=True),
@@ -223,7 +224,8 @@ def test_a_fault_that_did_not_strike_or_was_not_seen(tmp_path: Path) -> None:
     report = report_of(tmp_path / "run", CASES["nothing"])
     wanted = Settings(nodes=3)
     assert "the fault did not strike" in conclude(wanted, report.run_dir, 0, 1.0).problems
-    landed = {"rank": wanted.rank, "step": wanted.step, "where": "x", "changed": 1, "before": "0", "after": "1"}
+    landed = {"fault": wanted.fault_line, "rank": wanted.rank, "step": wanted.step, "where": "x"}
+    landed |= {"changed": 1, "before": "0", "after": "1"}
     recorded.add(
         report.run_dir, wanted.rank, {"event": "landed", "training": "guarded", "generation": 1, "time": 1.0, **landed}
     )
@@ -265,6 +267,7 @@ def test_the_summary(
     if case == "persistent":
         assert "In quarantine: device node-2/cpu-0 (persistent corruption)." in page
         assert "+0.0 s step 12: rank 4 (node-2/cpu-0): a product is wrong" in page
+        assert f"BITWITNESS_FAULT='{LINE}' bitwitness run ..." in page
     if case == "two nodes":
         assert "bitwitness run gave up with exit code 3" in page
         assert "Named: nobody (right: it takes three nodes to name anybody)." in page
@@ -331,6 +334,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path, case: str) -> 
     if case == "persistent":
         assert "persistent compute corruption on rank 4 (node node-2)" in page.words
         assert "fault strikes: step 12" in page.words
+        assert f"BITWITNESS_FAULT='{LINE}' bitwitness run ..." in page.words
         assert "resumed: step 12" in page.words
         assert "quarantined" in page.words
         assert "replay: result of micro-batch 0 of rank 4" in page.words

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.examples.faults import Fault, FaultKind, Injection
+from bitwitness.examples.faults import DAMAGE, WIDTH, FaultKind, line
 from bitwitness.examples.gpt import GPT, GPTConfig, compute_loss
+from bitwitness.examples.plan import IN_MEMORY, Settings
 from bitwitness.examples.text import Corpus, standard_library_text
-from bitwitness.mutate import Landed
-
-CONFIG = GPTConfig(width=32, context=16)
+from bitwitness.faults import grammar
+from bitwitness.faults.injector import Injector
+from bitwitness.faults.record import Strike
+from bitwitness.faults.spec import MEMORY_TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -86,46 +88,48 @@ def test_heads_must_divide_the_width() -> None:
         GPTConfig(width=30, heads=4)
 
 
-def trained(fault: Fault | None, steps: int = 4) -> tuple[list[Tensor], list[tuple[int, str, Landed]]]:
-    """Each parameter after a short training, and the strikes of the fault with their steps."""
+def trained(fault: str, node: str, steps: int = 4) -> tuple[list[Tensor], list[Strike]]:
+    """Each parameter after a short training of one rank on a node, and the strikes of the fault."""
     torch.manual_seed(0)
     corpus = Corpus.standard_library(50_000)
-    model = GPT(CONFIG)
+    model = GPT(GPTConfig(width=WIDTH, context=16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    strikes: list[tuple[int, str, Landed]] = []
-    at = -1
-    injection = Injection(
-        fault, "node-0/cpu-0", model, optimizer, lambda where, landed: strikes.append((at, where, landed))
-    )
-    for step in range(steps):
-        at = step
-        injection.begin(step)
-        compute_loss(model, corpus.batch(0, step, 0, 0, size=2, length=16)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    injection.remove()
-    compute_loss(model, corpus.batch(0, 99, 0, 0, size=2, length=16)).backward()
-    return [parameter.detach() for parameter in model.parameters()], strikes
+    with Injector(fault, model, optimizer, node=node) as injector:
+        for step in range(steps):
+            compute_loss(model, corpus.batch(0, step, 0, 0, size=2, length=16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()], injector.strikes
 
 
-@pytest.mark.parametrize("kind", ["matmul", "gradient", "nan", "weight", "moment"])
-@pytest.mark.parametrize("transient", [False, True])
-def test_faults_strike_where_and_when_they_should(kind: FaultKind, transient: bool) -> None:
-    healthy, none = trained(None)
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("once", [False, True])
+def test_faults_strike_where_and_when_they_should(kind: FaultKind, once: bool) -> None:
+    fault = line(kind, 0, "node-0", 2, once or kind in IN_MEMORY)
+    healthy, none = trained(fault, "node-1")
     assert not none
-    elsewhere, none = trained(Fault(kind, "node-0/cpu-1", 2, transient))
-    assert not none
-    assert all(map(torch.equal, healthy, elsewhere))
-    hit, strikes = trained(Fault(kind, "node-0/cpu-0", 2, transient))
-    once = transient or kind in ("weight", "moment", "nan")  # what is NaN after step 2 stays as it is
-    assert [step for step, _, _ in strikes] == ([2] if once else [2, 3])
+    hit, strikes = trained(fault, "node-0")
     assert not all(map(torch.equal, healthy, hit))
-    _, where, landed = strikes[0]
-    assert {"matmul": "head", "moment": "exp_avg_sq"}.get(kind, "blocks.1.mlp.up.weight") in where
-    assert landed.changed >= 1
-    assert ("nan" in landed.after) == (kind == "nan")
+    gone = once or kind in (*IN_MEMORY, "nan")  # what is NaN after step 2 stays as it is
+    assert [strike.site.step for strike in strikes] == ([2] if gone else [2, 3])
+    assert strikes[0].site.name in DAMAGE[kind].words
+    elements = {"matmul": 2 * 16, "gradient": 4 * WIDTH * WIDTH}.get(kind, 1)
+    assert 0.9 * elements <= strikes[0].count <= elements  # a zero stays one
+    assert ("nan" in strikes[0].example["after"]) == (kind == "nan")
 
 
-def test_an_unknown_fault() -> None:
-    with pytest.raises(ValueError, match="no such fault"):
-        Fault("other", "node-0/cpu-0", 0)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("transient", [False, True])
+def test_what_the_demo_shows_is_the_grammar(kind: FaultKind, transient: bool) -> None:
+    settings = Settings(fault=kind, transient=transient and kind not in IN_MEMORY)
+    fault = grammar.parse(settings.fault_line)
+    assert str(fault) == settings.fault_line
+    assert (fault.where.rank, fault.where.node, fault.when.first) == (settings.rank, settings.node, settings.step)
+    assert (fault.persist.kind == "once") is settings.strikes_once
+    assert (fault.where.target in MEMORY_TARGETS) is (kind in IN_MEMORY)
+    assert settings.fault_words
+
+
+def test_nothing_wrong_is_no_line() -> None:
+    settings = Settings(fault="none")
+    assert settings.fault_line == settings.fault_words == ""

@@ -35,7 +35,10 @@ def summarise(report: Report, console: Console) -> None:
             console.print(Text(heading, style="bold"))
             for line in lines:
                 shown = styled(line) if isinstance(line, str) else line
-                console.print(Padding(shown, (0, 0, 0, 2), expand=isinstance(shown, Table)))
+                if isinstance(shown, Text) and shown.no_wrap:  # to be copied: whole, however narrow the terminal is
+                    console.print(Text("  ") + shown, soft_wrap=True)
+                else:
+                    console.print(Padding(shown, (0, 0, 0, 2), expand=isinstance(shown, Table)))
             console.print()
     console.print(Text("Training loss, mean over all ranks", style="bold"))
     console.print(Padding(_curves(report), (0, 0, 0, 2), expand=False))
@@ -69,6 +72,8 @@ def _what_was_done(report: Report) -> list[str | Text]:
     count = f"{injected['changed']} element{'s' * (injected['changed'] != 1)}"
     lines.append(f"{when} rank {injected['rank']} on {settings.node} had this wrong: {injected['where']}.")
     lines.append(f"{count} changed; the first: {injected['before']} became {injected['after']}.")
+    lines.append("The same in a job of your own, with the names of its modules:")
+    lines.append(Text(f"{plain(report.environment)} bitwitness run ...", style="cyan", no_wrap=True))
     return lines
 
 

@@ -16,10 +16,11 @@ from typing import Any, Literal, get_args
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.evidence import Persistence
+from bitwitness.examples.faults import DAMAGE, FaultKind, line
 from bitwitness.examples.ranks import node_name
 from bitwitness.runfiles import read_json, write_json
 
-FaultChoice = Literal["matmul", "gradient", "nan", "weight", "moment", "none"]
+FaultChoice = Literal[FaultKind, "none"]
 FAULTS: tuple[FaultChoice, ...] = get_args(FaultChoice)
 IN_MEMORY: tuple[FaultChoice, ...] = ("weight", "moment")
 """Faults that change a stored number once; the others are wrong arithmetic, which may repeat."""
@@ -135,9 +136,15 @@ class Settings:
             words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         return shlex.join(words)
 
-    def fault_record(self) -> dict[str, Any]:
-        """The fields of `examples.faults.Fault`."""
-        return {"kind": self.fault, "device": self.device, "step": self.step, "transient": self.transient}
+    @property
+    def fault_words(self) -> str:
+        """What is wrong, for a person; empty if nothing is."""
+        return "" if self.fault == "none" else DAMAGE[self.fault].words
+
+    @property
+    def fault_line(self) -> str:
+        """The fault in the grammar; empty if there is none."""
+        return "" if self.fault == "none" else line(self.fault, self.rank, self.node, self.step, self.strikes_once)
 
     def write(self, run_dir: Path) -> None:
         """Leave them for the ranks."""

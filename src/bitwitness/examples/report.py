@@ -8,6 +8,7 @@ directory gives the same report again.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,14 @@ class Report:
         return self.reported["guarded"].landed
 
     @property
+    def environment(self) -> str:
+        """What hits another job by the same fault, to be put before its command; empty if nothing was hit."""
+        if self.injected is None:
+            return ""
+        seed = f"BITWITNESS_FAULT_SEED={self.settings.seed} " if self.settings.seed else ""
+        return f"{seed}BITWITNESS_FAULT={shlex.quote(str(self.injected['fault']))}"
+
+    @property
     def losses(self) -> dict[str, list[float]]:
         """By training and step."""
         return {name: of.losses for name, of in self.reported.items()}
@@ -172,6 +181,7 @@ class Report:
             "steps": settings.steps,
             "nodes": settings.nodes,
             "ranks_per_node": settings.ranks_per_node,
+            "injected_fault": injected["fault"] if injected else None,
             "injected_step": injected["step"] if injected else None,
             "injected_where": injected["where"] if injected else None,
             "injected_change": f"{injected['before']} -> {injected['after']}" if injected else None,

@@ -22,8 +22,15 @@ from bitwitness.supervise.processes import PARENT, die_with_parent
 _PATIENCE = 30.0
 """Seconds it has to end its nodes when told to, before it is killed, and they with it."""
 
-_STRANGERS = ("BITWITNESS_DEVICES", "BITWITNESS_NODE", "BITWITNESS_SUSPICION")
-"""What may be set for another job, and would tell every node that is played the same."""
+_STRANGERS = (
+    "BITWITNESS_DEVICES",
+    "BITWITNESS_NODE",
+    "BITWITNESS_SUSPICION",
+    "BITWITNESS_FAULT",
+    "BITWITNESS_FAULT_SEED",
+    "BITWITNESS_FAULT_RECORD",
+)
+"""What may be set for another job: it would tell every node that is played the same, or hit an example by another's fault."""
 
 
 class Supervised:

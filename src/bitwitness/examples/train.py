@@ -20,6 +20,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -32,13 +33,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import CorruptionDetected
-from bitwitness.examples.faults import Fault, Injection
+from bitwitness.examples.faults import WIDTH
 from bitwitness.examples.gpt import GPT, GPTConfig, compute_loss
-from bitwitness.examples.plan import TRAININGS, Settings, Training, device_name, events_file
+from bitwitness.examples.plan import TRAININGS, Settings, Training, events_file
 from bitwitness.examples.ranks import LISTENER
 from bitwitness.examples.text import Corpus
+from bitwitness.faults import choose, grammar
+from bitwitness.faults.injector import Injector
 from bitwitness.guard.guard import Guard
-from bitwitness.mutate import Landed
 from bitwitness.policy import Policy
 
 BATCH, LENGTH = 4, 64
@@ -82,16 +84,14 @@ class Run:
         self.settings, self.training, self.corpus, self.events = settings, training, corpus, events
         self.rank = dist.get_rank()
         torch.manual_seed(settings.seed)
-        self.module = GPT(GPTConfig(context=LENGTH))
+        self.module = GPT(GPTConfig(width=WIDTH, context=LENGTH))
         torch.manual_seed(settings.seed * 1_000_003 + self.rank + 1)  # dropout: different on each rank
         self.model = DistributedDataParallel(self.module)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.updates = 0
-        self.optimizer.register_step_post_hook(self._count_update)
-        device = device_name(os.environ["BITWITNESS_NODE"], int(os.environ["LOCAL_RANK"]))
-        self.injection = Injection(self._fault(), device, self.module, self.optimizer, self._landed)
+        self.injector = self._injector()
         self.step = 0
-        self._strikes = 0
+        self._told = False
         self.policy = Policy.every_step(
             audit="gradients",
             timeout=TIMEOUT,
@@ -116,11 +116,14 @@ class Run:
             CorruptionDetected: in the supervised training, whose supervisor is to see it.
         """
         try:
-            for step in range(self._resume(), self.settings.steps):
-                self.step = step
-                self.injection.begin(step)
-                self._one_step(self._batch(step, self.rank, 0))
-                self._save_if_due(step)
+            with self.injector:
+                self.optimizer.register_step_post_hook(
+                    self._updated
+                )  # after the injector's own, so it has struck by then
+                for step in range(self._resume(), self.settings.steps):
+                    self.step = step
+                    self._one_step(self._batch(step, self.rank, 0))
+                    self._save_if_due(step)
         except CorruptionDetected as hit:
             self._add(
                 "stopped", updates=self.updates, verdict=hit.verdict.to_json(), incident=str(hit.incident_path or "")
@@ -128,7 +131,6 @@ class Run:
             if self.training.supervised:
                 raise
         finally:
-            self.injection.remove()
             if self.guard is not None:
                 self.guard.close()
         self._add("end", updates=self.updates, digest=digest_of(self.module), validation=self._validation_loss())
@@ -150,11 +152,13 @@ class Run:
     def _one_step(self, batch: Tensor) -> None:
         if self.guard is not None:
             loss = self.guard.forward_backward(batch)
+            self._tell_strike()
             self._report(loss)
             self.guard.step(max_grad_norm=MAX_GRAD_NORM)
             return
         loss = compute_loss(self.model, batch)
         loss.backward()
+        self._tell_strike()
         self._report(loss.detach())
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
@@ -178,23 +182,41 @@ class Run:
             batch = self.corpus.validation_batch(self.rank, size=16, length=LENGTH)
             return _mean(compute_loss(self.module, batch))
 
-    def _fault(self) -> Fault | None:
-        """What will go wrong in this training. What strikes once has done so if an earlier start of the job says so."""
-        settings = self.settings
-        if not self.training.faulty or settings.fault == "none":
-            return None
-        if settings.strikes_once and self.events.has("landed", self.training.name):
-            return None
-        return Fault(**settings.fault_record())
+    def _injector(self) -> Injector:
+        """What goes wrong in this training. What strikes once has done so if an earlier start of the job says so."""
+        line = self.settings.fault_line if self.training.faulty else ""
+        return Injector(
+            [line] if line else [],
+            self.model,
+            self.optimizer,
+            seed=self.settings.seed,
+            node=os.environ["BITWITNESS_NODE"],
+            landed=[0] if self.events.has("landed", self.training.name) else [],
+        )
 
-    def _landed(self, where: str, landed: Landed) -> None:
-        self._strikes += 1
-        if self._strikes == 1:
-            place = {"rank": self.rank, "step": self.step, "where": where, "selected": landed.selected}
-            self._add("landed", **place, changed=landed.changed, before=landed.before, after=landed.after)
+    def _tell_strike(self) -> None:
+        """How the fault has struck first, as soon as it has."""
+        if self._told or not self.injector.strikes:
+            return
+        self._told = True
+        strike = self.injector.strikes[0]
+        select = grammar.parse(strike.spec).select  # all that the demo has select as many in any tensor of this shape
+        selected = choose.indices(select, torch.zeros(strike.shape), random.Random(0), torch.Generator(), None)  # noqa: S311
+        self._add(
+            "landed",
+            fault=strike.spec,
+            rank=self.rank,
+            step=strike.site.step,
+            where=self.settings.fault_words,
+            selected=len(selected),
+            changed=strike.count,
+            before=strike.example["before"],
+            after=strike.example["after"],
+        )
 
-    def _count_update(self, *_: Any) -> None:
+    def _updated(self, *_: Any) -> None:
         self.updates += 1
+        self._tell_strike()
 
     def _add(self, kind: str, **fields: Any) -> None:
         self.events.add(kind, training=self.training.name, **fields)
