@@ -116,13 +116,21 @@ def test_a_campaign_that_was_extended_goes_on(tmp_path: Path) -> None:
 
 def test_results_of_other_runs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite"
-    filled(path, specs(3), 1)
+    filled(path, specs(3), 3)
     with Results(path) as results:
         with pytest.raises(ConfigurationError, match=r"1 runs that this campaign does not have.*--out"):
             results.begin("try", specs(2))
         with pytest.raises(ConfigurationError, match="of the campaign 'try', not of 'other'"):
             results.begin("other", specs(3))
         results.begin("try", specs(3))
+
+
+def test_what_has_no_result_may_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    filled(path, specs(3), 1)
+    with Results(path) as results:
+        results.begin("try", specs(1))
+        assert len(results.all()) == 1
 
 
 def test_results_of_another_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

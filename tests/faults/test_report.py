@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from bitwitness.cli.main import cli
 from bitwitness.errors import BitwitnessError
-from bitwitness.faults import report, runner, table
+from bitwitness.faults import report, runner, survey, table
 from bitwitness.faults.cells import CellResult, CellSpec
 from bitwitness.faults.runner import Progress
 from tests.faults.campaigns import FILE, campaign, caught, everywhere, finished
@@ -64,8 +64,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def command(monkeypatch: pytest.MonkeyPatch, fake: Runner, *words: object) -> Result:
+def command(
+    monkeypatch: pytest.MonkeyPatch, fake: Runner, *words: object, impossible: Mapping[str, str] | None = None
+) -> Result:
     monkeypatch.setattr(runner, "run", fake)
+    monkeypatch.setattr(survey, "ask", lambda factory, options, lines: impossible or {})
     return CliRunner().invoke(cli, ["campaign", *map(str, words)])
 
 
@@ -256,6 +259,27 @@ def test_a_wrong_file_runs_nothing(monkeypatch: pytest.MonkeyPatch, file: Path, 
     assert "did you mean 'references'" in ended.output
     assert not fake.settings
     assert not (tmp_path / "out").exists()
+
+
+def test_an_impossible_fault_runs_nothing(monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path) -> None:
+    fake = Runner()
+    wrong = {"a line": "there is no module head"}
+    for words in ((), ("--dry-run",)):
+        ended = command(monkeypatch, fake, file, "--out", tmp_path / "out", *words, impossible=wrong)
+        assert ended.exit_code == 2
+        assert "1 faults are impossible; nothing was run\njob tiny: there is no module head" in ended.output
+    assert not fake.settings
+
+
+def test_norms_are_shown_where_runs_are_long(tmp_path: Path) -> None:
+    asked = campaign()
+    given = []
+    for cell in asked.cells():
+        norms = tuple(1.0 + 0.01 * ((7 * step + cell.seed) % 11) for step in range(130))
+        given.append((cell, finished(cell, norms=norms, first_step=110 if cell.role == "fault" else None)))
+    judged = table.build(given, asked.classify)
+    assert judged.to_json()["norms"][0]["faults"] == 6
+    assert "norms" in page(report.render(asked, judged, given)).ids
 
 
 def test_a_name_that_does_not_ship(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`bitwitness campaign`: inject the faults of a file into real training, and show which check caught what.
 
 The command can be killed at any moment and given again: results are kept one by one, and it goes on with what is missing.
-No torch here; what trains is started by `bitwitness.faults.runner`, in processes of its own.
+What trains is started by `bitwitness.faults.runner`, in processes of its own.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def campaign(
     asked = load(file_or_name)
     cells = asked.cells()
     if dry_run:
+        _survey(cells)
         _describe(asked, cells, as_json)
         return
     folder = Path("campaigns") / asked.name if out is None else out
@@ -132,6 +133,32 @@ def _describe(asked: Campaign, cells: Sequence[CellSpec], as_json: bool) -> None
     console().print(styled(f"{asked.name}: {len(cells)} runs ({told}); nothing was run"))
 
 
+def _survey(cells: Sequence[CellSpec]) -> None:
+    """Refuse faults that are impossible in their jobs, before the first of them is run: only the models know shapes and names.
+
+    Raises:
+        ConfigurationError: some are, or a job cannot be made.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return  # a dry run on a machine that cannot train either
+    from bitwitness.faults import survey
+
+    lines: dict[str, dict[str, None]] = {}
+    jobs: dict[str, CellSpec] = {}
+    for cell in cells:
+        jobs.setdefault(cell.job, cell)
+        lines.setdefault(cell.job, {}).update(dict.fromkeys(cell.faults))
+    found: list[str] = []
+    for name, cell in jobs.items():
+        problems = survey.ask(cell.factory, cell.options, list(lines[name]))
+        found += [f"job {name}: {problem}" for problem in problems.values()]
+    if found:
+        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        raise ConfigurationError(
+            "\n".join([f"{len(found)} faults are impossible; nothing was run", *found[:_SHOWN], *more])
+        )
+
+
 # Running -------------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +199,7 @@ def _make_missing(
     missing = [cell for cell in cells if cell.key not in done]
     if not missing:
         return
+    _survey(missing)
     caught: Counter[str] = Counter()
     with _progress(as_json) as progress:
         before = len(cells) - len(missing)
@@ -254,7 +282,7 @@ def _print(table: Table, folder: Path) -> None:
     screen = console()
     summary = table.summary
     if table.matrix:
-        columns = list(dict.fromkeys(name for row in table.matrix.values() for name in row))
+        columns = table.columns
         grid = _screen("fault", *columns)
         for label, row in table.matrix.items():
             grid.add_row(styled(label), *(str(row.get(name, "")) for name in columns))
@@ -269,6 +297,13 @@ def _print(table: Table, folder: Path) -> None:
     for shares in table.shares:
         told = "; ".join(f"{name} {share}" for name, share in shares.shares.items())
         screen.print(styled(f"{shares.job}, {shares.label}: {told}"))
+    for one in table.norms:
+        screen.print(
+            styled(
+                f"{one.job}: gradient norms stray up to {one.calm:.1f} median absolute deviations in {one.calm_steps} fault-free "
+                f"steps, {one.middle:.1f} (at most {one.highest:.1f}) in the steps of {one.faults} finite faults, {one.above} above all"
+            )
+        )
     screen.print(
         styled(
             f"{summary.runs} of {summary.planned} runs: {summary.caught} caught, {summary.masked} masked, "
@@ -282,8 +317,8 @@ def _print(table: Table, folder: Path) -> None:
         screen.print(styled(f"PROBLEM: {problem}", "bold red"))
     named: dict[str, list[Any]] = summary.to_json()
     for name in ("missed", "late", "wrong_rank", "false_alarms", "changed_bits", "broken", "guard_failures", "refused"):
-        for one in named[name][:_SHOWN]:
-            screen.print(styled(f"  {name}: {one}"))
+        for fault in named[name][:_SHOWN]:
+            screen.print(styled(f"  {name}: {fault}"))
         if len(named[name]) > _SHOWN:
             screen.print(styled(f"  {name}: and {len(named[name]) - _SHOWN} more, see the report"))
     screen.print(styled(f"Report: {folder / 'report.html'}"))

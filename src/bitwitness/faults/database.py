@@ -85,8 +85,8 @@ class Results:
     def begin(self, campaign: str, cells: Iterable[CellSpec]) -> None:
         """Say what this database is for, or make sure that it is for this.
 
-        A campaign that was only extended goes on: its results stay. One in which runs were changed or taken out does not,
-        because its tables would mix what was asked for then and now.
+        A campaign that was only extended goes on: its results stay. One in which runs were changed or taken out that have a
+        result does not, because its tables would mix what was asked for then and now.
 
         Raises:
             ConfigurationError: the results are of another campaign, of other runs or of another version of bitwitness.
@@ -101,10 +101,10 @@ class Results:
             raise ConfigurationError(
                 f"{self.path} holds results of bitwitness {version}, and this is {__version__}: {_OTHER}"
             )
-        strangers = set(self._planned()) - set(order)
+        strangers = self.done() - set(order)
         if strangers:
             raise ConfigurationError(
-                f"{self.path} holds {len(strangers)} runs that this campaign does not have: the file was changed since "
+                f"{self.path} holds results of {len(strangers)} runs that this campaign does not have: the file was changed since "
                 f"({', '.join(sorted(strangers)[:2])}, ...). {_OTHER.capitalize()}"
             )
         about = {"campaign": campaign, "version": __version__, "cells": json.dumps(order)}

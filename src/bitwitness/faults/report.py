@@ -85,15 +85,15 @@ def render(campaign: Campaign, table: Table, results: Pairs) -> str:
 
 def context(campaign: Campaign, table: Table, results: Pairs) -> dict[str, Any]:
     """What the template shows."""
-    statuses = list(dict.fromkeys(name for row in table.matrix.values() for name in row))
+    columns = table.columns
     return {
         "campaign": campaign,
         "summary": table.summary,
         "problems": [(name, getattr(table.summary, name)) for name in _LISTS if getattr(table.summary, name)],
         "table": table,
-        "columns": statuses,
+        "columns": columns,
         "matrix": [
-            {"label": label, "cells": [row.get(name, 0) for name in statuses], "most": sum(row.values())}
+            {"label": label, "cells": [row.get(name, 0) for name in columns], "most": sum(row.values())}
             for label, row in table.matrix.items()
         ],
         "figures": [_figure(shares) for shares in table.shares],
@@ -135,6 +135,7 @@ def _shown(row: Row) -> dict[str, Any]:
     return {
         **told,
         "outcome": row.outcome.label if row.outcome is not None else "",
+        "error": "" if row.status == "caught" else row.result.error,  # the verdict stands in columns of its own
         "promise": f"{row.coverage.check}, {promised}" if row.coverage.covered else "not covered",
         "is_late": row.is_late,
         "bad": row.status in ("missed", "guard failure", "refused") or row.named == "wrong" or row.is_late,

@@ -7,14 +7,16 @@ not land or ended a run stands in a list of its own.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bitwitness.faults import grammar
 from bitwitness.faults.cells import CellResult, CellSpec
 from bitwitness.faults.coverage import Coverage, covers
+from bitwitness.faults.norms import Strays, strays
 from bitwitness.faults.outcomes import LABELS, Outcome, Series, Settings, classify
 from bitwitness.faults.spec import Fault
 from bitwitness.faults.statistics import Share, highest_rate, wilson
@@ -278,6 +280,7 @@ class Table:
         matrix: by label, how many were caught by each check, and how many were not, by status.
         chances: predicted and measured, where audits sample.
         shares: of outcomes, where runs are unguarded.
+        norms: how far gradient norms stray with and without faults, where unguarded runs are long enough.
         controls: fault-free guarded runs; control_steps: the steps that they made.
     """
 
@@ -286,8 +289,16 @@ class Table:
     matrix: Mapping[str, Mapping[str, int]]
     chances: tuple[Chance, ...]
     shares: tuple[Shares, ...]
+    norms: tuple[Strays, ...]
     controls: int
     control_steps: int
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the matrix: the checks that caught something, then the statuses of what none caught."""
+        names = list(dict.fromkeys(name for row in self.matrix.values() for name in row))
+        order = list(get_args(Status))
+        return sorted(names, key=lambda name: order.index(name) if name in order else -1)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values: the summary, and beside it what it was made from but the rows."""
@@ -297,6 +308,7 @@ class Table:
             "matrix": {label: dict(row) for label, row in self.matrix.items()},
             "chances": [one.to_json() for one in self.chances],
             "outcomes": [one.to_json() for one in self.shares],
+            "norms": [{name: _finite(value) for name, value in one.to_json().items()} for one in self.norms],
             "controls": {
                 "runs": self.controls,
                 "steps": self.control_steps,
@@ -304,6 +316,11 @@ class Table:
                 "highest_rate_per_step": None if self.summary.false_alarms else highest_rate(self.control_steps),
             },
         }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no number for Inf and NaN: they become text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def build(results: Iterable[tuple[CellSpec, CellResult]], settings: Settings, planned: int | None = None) -> Table:
@@ -334,6 +351,7 @@ def build(results: Iterable[tuple[CellSpec, CellResult]], settings: Settings, pl
         matrix=_matrix(rows),
         chances=tuple(_chances(rows)),
         shares=tuple(_shares(rows)),
+        norms=strays(given),
         controls=len(controls),
         control_steps=sum(result.updates for _, result in controls),
     )
