@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,17 +104,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellResult]:
         found[spec.key] = result
 
     folder = tmp_path_factory.mktemp("campaign")
-    (folder / "scratch").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
+    memory = Path("/dev/shm")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch,
+    ):
         patch.chdir(ROOT)
         patch.setenv(MARK, str(os.getpid()))
-        patch.setenv("TMPDIR", str(folder / "scratch"))
+        patch.setenv("TMPDIR", scratch)
         progress: list[runner.Progress] = []
         runner.run(CELLS, deadline=100.0, on_result=keep, on_progress=progress.append, weights=folder / "weights")
+        # One forker was killed, and the one after it has removed what it left.
+        assert not list(Path(scratch).glob("bitwitness-*"))
     assert progress[-1].done == progress[-1].total == len(CELLS)
     assert not marked(str(os.getpid()))
-    # One forker was killed, and the one after it has removed what it left.
-    assert not list((folder / "scratch").glob("bitwitness-*"))
     return found
 
 

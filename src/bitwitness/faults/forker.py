@@ -274,4 +274,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    code = 0
+    try:
+        main()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 1
+    except BaseException:  # noqa: BLE001  (it is on its way out)
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # torch takes long to leave, and has nothing to say

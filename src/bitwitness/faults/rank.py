@@ -37,9 +37,9 @@ from bitwitness.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-GUARD_TIMEOUT = 20.0
-"""Seconds that a guard waits for a rank, unless the policy says otherwise: the ranks share one machine, and a fault that
-ends one of them should not cost minutes."""
+GUARD_TIMEOUT = 60.0
+"""Seconds that a guard waits for a rank, unless the policy says otherwise. Nobody waits so long for one that has ended, for
+which the others are killed soon; it is for a machine with more to do than its cores can."""
 
 _LOST = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Timed out waiting")
 """How an error of a collective reads whose cause is another rank's end."""
