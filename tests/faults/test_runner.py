@@ -255,7 +255,7 @@ def marked(value: str) -> list[int]:
 
 
 def wait_for(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
