@@ -149,9 +149,10 @@ def _survey(cells: Sequence[CellSpec]) -> None:
         jobs.setdefault(cell.job, cell)
         lines.setdefault(cell.job, {}).update(dict.fromkeys(cell.faults))
     found: list[str] = []
-    for name, cell in jobs.items():
-        problems = survey.ask(cell.factory, cell.options, list(lines[name]))
-        found += [f"job {name}: {problem}" for problem in problems.values()]
+    with console(stderr=True).status("looking at the jobs"):
+        for name, cell in jobs.items():
+            problems = survey.ask(cell.factory, cell.options, list(lines[name]))
+            found += [f"job {name}: {problem}" for problem in problems.values()]
     if found:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         raise ConfigurationError(
