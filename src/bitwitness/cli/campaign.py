@@ -143,16 +143,13 @@ def _survey(cells: Sequence[CellSpec]) -> None:
         return  # a dry run on a machine that cannot train either
     from bitwitness.faults import survey
 
-    lines: dict[str, dict[str, None]] = {}
-    jobs: dict[str, CellSpec] = {}
+    jobs: dict[str, list[CellSpec]] = {}
     for cell in cells:
-        jobs.setdefault(cell.job, cell)
-        lines.setdefault(cell.job, {}).update(dict.fromkeys(cell.faults))
+        jobs.setdefault(cell.job, []).append(cell)
     found: list[str] = []
     with console(stderr=True).status("looking at the jobs"):
-        for name, cell in jobs.items():
-            problems = survey.ask(cell.factory, cell.options, list(lines[name]))
-            found += [f"job {name}: {problem}" for problem in problems.values()]
+        for name, runs in jobs.items():
+            found += [f"job {name}: {problem}" for problem in dict.fromkeys(survey.ask(runs).values())]
     if found:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         raise ConfigurationError(

@@ -45,6 +45,11 @@ class CellSpec:
     label: str = ""
     repeat: int = 0
 
+    @property
+    def draws(self) -> int:
+        """The seed of what the faults of this run draw."""
+        return self.seed * 1_000_003 + self.repeat
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
         return {**asdict(self), "faults": list(self.faults)}

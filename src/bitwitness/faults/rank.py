@@ -153,7 +153,7 @@ class Training:
             self.spec.faults,
             self.model,
             self.job.optimizers,
-            seed=self.spec.seed * 1_000_003 + self.spec.repeat,
+            seed=self.spec.draws,
             rank=self.place.rank,
             world_size=self.shape.ranks,
             node=node_of(self.shape, self.place.rank),

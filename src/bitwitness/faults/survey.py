@@ -20,9 +20,11 @@ import torch
 from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.faults import damage
 from bitwitness.faults.active import Surveyed
+from bitwitness.faults.cells import CellSpec
 from bitwitness.faults.grammar import parse
 from bitwitness.faults.injector import Injector
 from bitwitness.faults.job import CampaignJob, Shape, find_factory
+from bitwitness.faults.sites import modules_of
 from bitwitness.faults.spec import MODULE_TARGETS, Fault
 from bitwitness.supervise.processes import PARENT, die_with_parent
 
@@ -30,8 +32,18 @@ _DTYPES = {"ckpt": torch.uint8, "digest": torch.int64, "rng": torch.int32}
 """Of what is hit by a fault that no step of one process reaches."""
 
 
-def problems(factory: str, options: Mapping[str, Any], faults: Sequence[str]) -> dict[str, str]:
-    """What is impossible about faults in a job, by fault; the others are left out.
+def problems(
+    factory: str, options: Mapping[str, Any], runs: Sequence[tuple[str, Sequence[str], int]]
+) -> dict[str, str]:
+    """What is impossible about the faults of runs of one job.
+
+    Args:
+        factory: of the job.
+        options: its own.
+        runs: each with its key, its faults and the seed of what they draw.
+
+    Returns:
+        What is wrong, by key; runs that can be made are left out.
 
     Raises:
         ConfigurationError: the job itself cannot be made or does not train.
@@ -46,27 +58,27 @@ def problems(factory: str, options: Mapping[str, Any], faults: Sequence[str]) ->
     except Exception as error:
         raise ConfigurationError(f"the job {factory} cannot be run: {type(error).__name__}: {error}") from error
     found: dict[str, str] = {}
-    surveyed: list[Surveyed] = []
-    for line in faults:
-        one = Surveyed(parse(line), len(surveyed), 0)
-        problem = _impossible(one.fault, shape, job) or _misplaced(one, job)
-        if problem:
-            found[line] = problem
-        elif one.target not in _DTYPES and not one.target.startswith("comm."):
-            surveyed.append(one)
-    with Injector(surveyed, job.model, job.optimizers, rank=0, world_size=1) as injector:
+    surveyed: list[tuple[str, Surveyed]] = []
+    for key, lines, seed in runs:
+        for number, line in enumerate(lines):
+            one = Surveyed(parse(line), number, seed)
+            problem = _impossible(one.fault, shape, job) or _misplaced(one, job)
+            if problem:
+                found.setdefault(key, problem)
+            elif one.target not in _DTYPES and not one.target.startswith("comm."):
+                surveyed.append((key, one))
+    with Injector([one for _, one in surveyed], job.model, job.optimizers, rank=0, world_size=1) as injector:
         injector.batch(job.batch(0, 0, 0))
         _one_step(job)
-    for one in surveyed:
+    for key, one in surveyed:
         if one.problem:
-            found[str(one.fault)] = one.problem
+            found.setdefault(key, one.problem)
         elif one.target in MODULE_TARGETS and not one.reached:
-            found[str(one.fault)] = f"{one.fault}: in a step of this job no such module has a {one.target}"
-    return {
-        line: found.get(line) or found[str(parse(line))]
-        for line in faults
-        if line in found or str(parse(line)) in found
-    }
+            found.setdefault(
+                key,
+                f"{one.fault}: it draws {', '.join(one.names(modules_of(job.model)))}, which has no {one.target} in this job",
+            )
+    return found
 
 
 def _one_step(job: CampaignJob) -> None:
@@ -110,13 +122,15 @@ def _misplaced(one: Surveyed, job: CampaignJob) -> str:
         return str(error)
 
 
-def ask(factory: str, options: Mapping[str, Any], faults: Sequence[str], timeout: float = 600.0) -> dict[str, str]:
-    """As `problems`, in a process of its own.
+def ask(cells: Sequence[CellSpec], timeout: float = 600.0) -> dict[str, str]:
+    """As `problems`, for runs of one job, in a process of its own.
 
     Raises:
         ConfigurationError: the job cannot be made.
     """
-    request = json.dumps({"factory": factory, "options": dict(options), "faults": list(faults), "path": sys.path})
+    factory = cells[0].factory
+    runs = [(cell.key, cell.faults, cell.draws) for cell in cells]
+    request = json.dumps({"factory": factory, "options": dict(cells[0].options), "runs": runs, "path": sys.path})
     done = subprocess.run(
         [sys.executable, "-P", "-m", "bitwitness.faults.survey"],
         input=request,
@@ -143,7 +157,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     try:
-        answer: dict[str, Any] = {"problems": problems(request["factory"], request["options"], request["faults"])}
+        answer: dict[str, Any] = {"problems": problems(request["factory"], request["options"], request["runs"])}
     except ConfigurationError as error:
         answer = {"error": str(error)}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
