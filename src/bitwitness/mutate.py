@@ -2,7 +2,8 @@
 
 A drill inside the guard and a fault injected by a test or a campaign must be the same thing, so both come here. Like a
 fault in hardware, a mutation leaves no trace but the bits: it bypasses autograd and the version counters of tensors, and
-draws no random number. Unlike one, it is checked: where nothing has changed, it says so instead of passing for a fault.
+draws no random number. Unlike one, it can be checked: bits are read and written as words, so that whoever strikes compares
+those before and after, and says so where nothing has changed instead of letting it pass for a fault.
 """
 
 from __future__ import annotations
@@ -60,65 +61,6 @@ class StuckAt:
 Mutation = FlipBits | FlipSign | Scale | SetTo | StuckAt
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """What a mutation did.
-
-    Attributes:
-        selected, changed: how many elements were to change, and how many now have other bits.
-        index: of the first changed element, in logical order.
-        before, after: this element, in words.
-    """
-
-    selected: int
-    changed: int
-    index: int
-    before: str
-    after: str
-
-
-def apply_(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) -> Landed:
-    """Change elements in place.
-
-    Args:
-        tensor: of any strided layout, dtype and device; a leaf that requires a gradient is as good as any.
-        mutation: what to do to each element.
-        indices: which, as positions in logical order (those of `tensor.flatten()`), from 0; each at most once.
-
-    Raises:
-        ValueError: the mutation makes no sense for this dtype, or an index is out of range or repeated.
-        FaultDidNotLand: not one bit has changed.
-    """
-    where = _checked(tensor, indices)
-    if not where.numel():
-        raise ValueError("no element is selected: give at least one index")
-    words, place = _memory(tensor, where, write=True)
-    before = words[place]
-    words[place] = _mutated(before, tensor.dtype, mutation)
-    after = words[place]
-    changed = (before != after).reshape(where.numel(), -1).any(dim=1)
-    count = int(changed.sum())
-    if not count:
-        raise FaultDidNotLand(
-            f"{mutation} changed no bit of the {where.numel()} selected elements of a {tensor.dtype} tensor of shape "
-            f"{list(tensor.shape)}, e.g. element {int(where[0])}, which is {_shown(before[0], tensor.dtype)}"
-        )
-    first = int(changed.nonzero()[0])
-    return Landed(
-        selected=where.numel(),
-        changed=count,
-        index=int(where[first]),
-        before=_shown(before[first], tensor.dtype),
-        after=_shown(after[first], tensor.dtype),
-    )
-
-
-def apply(tensor: Tensor, mutation: Mutation, indices: Sequence[int] | Tensor) -> tuple[Tensor, Landed]:
-    """As `apply_`, on a detached copy of the tensor; the copy, and what was done to it."""
-    copy = tensor.detach().clone(memory_format=torch.preserve_format)
-    return copy, apply_(copy, mutation, indices)
-
-
 def words_of(tensor: Tensor, indices: Sequence[int] | Tensor) -> Tensor:
     """The bits of elements, as they are kept in a record.
 
@@ -139,8 +81,13 @@ def words_of(tensor: Tensor, indices: Sequence[int] | Tensor) -> Tensor:
 def put_words(tensor: Tensor, indices: Sequence[int] | Tensor, words: Tensor) -> None:
     """Write elements bit for bit: the inverse of `words_of`.
 
+    Args:
+        tensor: as for `words_of`, if its elements do not share memory; a leaf that requires a gradient is as good as any.
+        indices: as for `words_of`.
+        words: one for each index, on any device.
+
     Raises:
-        ValueError: as `words_of`, or the words are not as many as the indices, or they are none of this dtype.
+        ValueError: as `words_of`, or elements share memory, or the words are not as many as the indices or none of this dtype.
     """
     where = _checked(tensor, indices)
     memory, place = _memory(tensor, where, write=True)
@@ -174,6 +121,18 @@ def numbers_of(words: Tensor, dtype: torch.dtype) -> Tensor:
 def bits_of(dtype: torch.dtype) -> int:
     """How many bits of an element carry its value; of a bool, one."""
     return 1 if dtype == torch.bool else 8 * dtype.itemsize
+
+
+def shown(word: Tensor, dtype: torch.dtype) -> str:
+    """One element for people to read: the number, and the bits that it is made of.
+
+    Args:
+        word: of one element, as `words_of` returns it.
+        dtype: of the element.
+    """
+    digits = bits_of(dtype) // word.numel() // 4 or 1
+    bits = " ".join(f"{int(part) & (16**digits - 1):0{digits}x}" for part in word.flatten())
+    return f"{numbers_of(word, dtype)[0].item()} (0x{bits})"
 
 
 def _padded(words: Tensor) -> Tensor:
@@ -306,11 +265,3 @@ def _value(value: float, dtype: torch.dtype) -> Tensor:
     number = int(value)
     signed = number - (1 << width) if number >> (width - 1) > 0 else number
     return torch.tensor(signed, dtype=_INTEGERS[dtype.itemsize])
-
-
-def _shown(word: Tensor, dtype: torch.dtype) -> str:
-    """One element, as a number and as the bits it is made of."""
-    bits = " ".join(f"{int(part) & ((1 << _width(word)) - 1):0{_width(word) // 4}x}" for part in word.flatten())
-    number = word.view(dtype) if dtype != torch.complex128 else torch.view_as_complex(word.view(torch.float64))
-    value = complex(number.to(torch.complex128)) if dtype.is_complex else number.item()
-    return f"{value} (0x{bits})"

@@ -325,20 +325,13 @@ def made(site: Site, spec: str, node: str, tensor: Tensor, change: Change) -> St
         count=len(change),
         example={
             "index": first,
-            "before": _shown(change.before[:1], tensor.dtype),
-            "after": _shown(change.after[:1], tensor.dtype),
+            "before": mutate.shown(change.before[:1], tensor.dtype),
+            "after": mutate.shown(change.after[:1], tensor.dtype),
         },
         indices=pack(change.indices),
         before=pack(change.before),
         after=pack(change.after),
     )
-
-
-def _shown(word: Tensor, dtype: torch.dtype) -> str:
-    """One element, as a number and as the bits it is made of."""
-    digits = mutate.bits_of(dtype) // word.numel() // 4 or 1
-    bits = " ".join(f"{int(part) & (16**digits - 1):0{digits}x}" for part in word.flatten())
-    return f"{mutate.numbers_of(word, dtype)[0].item()} (0x{bits})"
 
 
 def matching(glob: str, among: Iterable[str]) -> tuple[str, ...]:
