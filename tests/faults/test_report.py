@@ -68,7 +68,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch, fake: Runner, *words: object, impossible: Mapping[str, str] | None = None
 ) -> Result:
     monkeypatch.setattr(runner, "run", fake)
-    monkeypatch.setattr(survey, "ask", lambda factory, options, lines: impossible or {})
+    monkeypatch.setattr(survey, "ask", lambda cells: impossible or {})
     return CliRunner().invoke(cli, ["campaign", *map(str, words)])
 
 

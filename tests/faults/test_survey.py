@@ -1,0 +1,61 @@
+"""What is impossible in a job is found out by looking at the job, in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bitwitness import ConfigurationError
+from bitwitness.faults import survey
+from bitwitness.faults.cells import CellSpec
+
+OPTIONS: dict[str, Any] = {"ranks": 3, "steps": 6, "precision": "bf16"}
+
+IMPOSSIBLE = {
+    "fwd_out:7 @ step=2 : n=1 -> zero": "no fwd_out matches '7'",
+    "fwd_out:0 @ step=2 : n=1 -> bit=20": "bits 0 to 15",  # under autocast
+    "param:0.weight @ step=2 : index=100000 -> sign": "index 100000",
+    "momentum_buffer @ step=2 : n=1 -> sign": "keeps no momentum_buffer",
+    "rank=3 loss @ step=2 : n=1 -> sign": "there is no rank 3",
+    "loss @ step=6 : n=1 -> sign": "there is no step 6",
+    "loss @ step=2 micro=1 : n=1 -> sign": "no micro-batch 1",
+    "comm.pre @ step=2 : n=1 -> bit=40": "bits 0 to 31",
+    "grad_in:0 @ step=2 : n=1 -> zero": "it draws 0, which has no grad_in",  # what the first layer is given needs no gradient
+    "buffer @ step=2 : n=1 -> zero": "there is none here",
+}
+POSSIBLE = (
+    "rank=1 fwd_out:* @ step=2 : n=1 -> bit=15",
+    "exp_avg:0.weight @ step=2 : n=3 -> sign",
+    "rank=2 comm.post @ step=2 : n=1 -> nan",
+    "digest @ step=2 : n=1 -> bit=63",
+    "input @ step=2 : n=1 -> bit=22",
+)
+
+
+def cells(*lines: str, factory: str = "mlp", **options: Any) -> list[CellSpec]:
+    return [
+        CellSpec(str(n), "job", factory, {**OPTIONS, **options}, {}, (line,), 0, "fault")
+        for n, line in enumerate(lines)
+    ]
+
+
+def test_every_impossible_fault_is_named_and_no_other() -> None:
+    lines = (*IMPOSSIBLE, *POSSIBLE)
+    found = survey.ask(cells(*lines))
+    assert sorted(found, key=int) == [str(n) for n in range(len(IMPOSSIBLE))]
+    for number, (line, words) in enumerate(IMPOSSIBLE.items()):
+        assert words in found[str(number)], line
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "words"),
+    [
+        ("mlp", {"widht": 3}, "no option widht"),
+        ("nosuchmodule:job", {}, "cannot be imported"),
+        ("json:loads", {}, "cannot be run: TypeError"),
+    ],
+)
+def test_a_job_that_cannot_be_made_is_an_error(factory: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        survey.ask(cells(*POSSIBLE, factory=factory, **options))
