@@ -94,24 +94,22 @@ def show(record: Path, as_json: bool) -> None:
 
 
 @fault.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--cell", metavar="KEY", help="Of a campaign's folder: which of its runs, by the beginning of its key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the command prints goes to stderr.")
 @click.argument("record", type=GIVEN_PATH)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def replay(ctx: click.Context, cell: str | None, as_json: bool, record: Path, command: tuple[str, ...]) -> None:
+def replay(ctx: click.Context, as_json: bool, record: Path, command: tuple[str, ...]) -> None:
     """Have the strikes of RECORD again, bit for bit, in the job that COMMAND runs.
 
     COMMAND is the one that the job was run by, with a new run directory: fault replay old/faults bitwitness run --run-dir
-    new ... RECORD may be the folder of a campaign instead: --cell says which of its runs is made again, and no command is
-    needed.
+    new ... RECORD may be the folder of a campaign instead, and in place of COMMAND stands the key of one of its runs, or the
+    beginning of it.
 
     Exit code 0: the very same bits were changed, at the same moments. 1: not, as it then says.
     """
     _require_torch()
-    found = (
-        _replay_cell(record, cell or "") if (record / DATABASE).is_file() else _replay_command(record, command, as_json)
-    )
+    of_campaign = (record / DATABASE).is_file()
+    found = _replay_cell(record, command) if of_campaign else _replay_command(record, command, as_json)
     if as_json:
         print_json(found)
     else:
@@ -143,11 +141,13 @@ def _replay_command(record: Path, command: Sequence[str], quiet: bool) -> dict[s
     return {**_compared(before, after), "command": list(command), "exit_code": code}
 
 
-def _replay_cell(folder: Path, key: str) -> dict[str, Any]:
+def _replay_cell(folder: Path, words: Sequence[str]) -> dict[str, Any]:
     """Make one run of a campaign again, with the recorded strikes in the place of its faults."""
     from bitwitness.faults import again
 
-    before, after, differs = again.run(folder, key)
+    if len(words) > 1:
+        raise ConfigurationError(f"{folder} is a campaign's: give the key of one of its runs, and nothing else")
+    before, after, differs = again.run(folder, words[0] if words else "")
     found = _compared(before, after)
     if found["reproduced"] and differs:
         return {

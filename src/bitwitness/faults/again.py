@@ -1,4 +1,8 @@
-"""One run of a campaign once more, with the strikes of its record in the place of its faults: the proof that a record is enough."""
+"""One run of a campaign once more, with the strikes of its record in the place of its faults: the proof that a record is enough.
+
+A campaign keeps only the beginning of long records. So the run is first made as it was, with all of its record, which must
+agree with what was kept; then it is made from that record alone.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +15,49 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.faults import runner
 from bitwitness.faults.cells import CellResult, CellSpec
 from bitwitness.faults.database import Results
-from bitwitness.faults.record import Strike, append
+from bitwitness.faults.record import Strike, append, read
 
-_COMPARED = ("end", "caught_by", "caught_step", "losses", "digests", "updates")
+_COMPARED = ("end", "caught_by", "caught_step", "struck", "losses", "digests", "updates")
 
 
 def run(folder: Path, key: str) -> tuple[Sequence[Strike], Sequence[Strike], str]:
-    """Make a run again.
+    """Make a run again, twice.
 
     Args:
         folder: of the campaign.
         key: of the run, or its beginning.
 
     Returns:
-        The strikes then, the strikes now, and in what the two runs differ, empty if in nothing.
+        The strikes then, those that the record led to, and in what the runs differ, empty if in nothing.
 
     Raises:
-        ConfigurationError: there is no such run, or it has nothing that could be done again.
+        ConfigurationError: there is no such run, or nothing was hit in it.
     """
     spec, then = _find(folder, key)
-    before = [Strike.from_json(one) for one in then.strikes]
-    if then.struck != len(before):
-        raise ConfigurationError(
-            f"{spec.key} was hit {then.struck} times, of which {len(before)} are kept: give its fault and seed to a campaign instead"
-        )
-    found: list[CellResult] = []
     with tempfile.TemporaryDirectory() as scratch:
+        first, before = _make(spec, Path(scratch, "first"))
         record = Path(scratch, "record.jsonl")
         for strike in before:
             append(record, strike)
-        again = replace(spec, faults=(f"@{record}",))
-        runner.run([again], parallel=1, on_result=lambda _, result: found.append(result))
-    now = found[0]
-    differs = [name for name in _COMPARED if getattr(then, name) != getattr(now, name)]
-    return before, [Strike.from_json(one) for one in now.strikes], ", ".join(differs)
+        again, after = _make(replace(spec, faults=(f"@{record}",)), Path(scratch, "again"))
+    differs = [name for name in _COMPARED if not getattr(then, name) == getattr(first, name) == getattr(again, name)]
+    return before, after, ", ".join(differs)
+
+
+def _make(spec: CellSpec, keep: Path) -> tuple[CellResult, tuple[Strike, ...]]:
+    """Make a run; its result and its whole record."""
+    found: list[CellResult] = []
+    runner.run([spec], parallel=1, on_result=lambda _, result: found.append(result), keep=keep)
+    files = sorted(keep.rglob("strikes-*.jsonl"))
+    return found[0], tuple(strike for file in files for strike in read(file))
 
 
 def _find(folder: Path, key: str) -> tuple[CellSpec, CellResult]:
     with Results(folder / "results.sqlite") as results:
-        everything = list(results.all())
-    hit = [(spec, result) for spec, result in everything if result.struck and spec.key.startswith(key)]
-    if len(hit) != 1 or not key:
-        keys = ", ".join(spec.key for spec, _ in (hit or [one for one in everything if one[1].struck])[:5])
-        what = "is not one run of it that was hit" if key else "is missing: say which run"
-        raise ConfigurationError(f"{folder}: --cell {key} {what}; there is {keys or 'none'}")
-    return hit[0]
+        hit = [(spec, result) for spec, result in results.all() if result.struck]
+    found = [one for one in hit if key and one[0].key.startswith(key)]
+    if len(found) != 1:
+        offered = ", ".join(f"{spec.key[:8]} ({spec.label})" for spec, _ in (found or hit)[:5]) or "none"
+        what = f"{len(found)} of its runs that were hit begin with {key!r}" if key else "say which of its runs"
+        raise ConfigurationError(f"{folder}: {what}; there is {offered}. `table.csv` beside it has all keys")
+    return found[0]
