@@ -30,6 +30,13 @@ ARITHMETIC: tuple[Work, ...] = ("train", "replay", "arbiter", "rerun")
 """The work in which a fault strikes that does not say in which: all that a broken device computes."""
 
 
+_HINTS = {
+    "input": ": without a guard, give each batch to injector.batch() if the model is not called with its tensors",
+    "ckpt": ": only what a guard saves is reached",
+    "digest": ": only a guard computes fingerprints",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Where the job is: what is due follows from it."""
@@ -45,19 +52,23 @@ class Active:
     Args:
         fault: what; `number`: its place among the job's faults.
         seed: all that is drawn follows from it, from the number, and for `redraw` from the step.
-        rank, world_size, node: of this process.
+        rank, world_size, node: of this process; start: which start of the job it is.
 
     Attributes:
         landed: how often it has changed bits; why_not: if never, what is known of the reason.
         here: whether it is on this rank at all.
     """
 
-    def __init__(self, fault: Fault, number: int, seed: int, rank: int, world_size: int, node: str = "") -> None:
+    def __init__(
+        self, fault: Fault, number: int, seed: int, rank: int, world_size: int, node: str = "", start: int = 1
+    ) -> None:
         self.fault, self.number, self._seed = fault, number, seed
-        self.rank, self._node = rank, node
+        self.rank, self._node, self._start = rank, node, start
         self.landed = 0
-        self.why_not = "its site was never reached"
+        self.why_not = f"its site was never reached{_HINTS.get(fault.where.target, '')}"
         self.here = self._is_here(world_size)
+        self._done: set[str] = set()
+        self._steps_due = self._opportunities = self._attempts = 0
         self._landed_in: tuple[int, Work] = (-1, "train")
         self._calls: dict[tuple[object, ...], int] = {}
         self._stale: dict[str, Tensor] = {}
@@ -84,7 +95,7 @@ class Active:
     def may_be_due(self, step: int) -> bool:
         """Whether it can strike in this step: asked at every call of a hooked module, so it costs a few comparisons."""
         when, persist = self.fault.when, self.fault.persist
-        if not self.here or step < when.first or (persist.kind == "once" and self.landed):
+        if not self.here or step < when.first or (persist.kind == "once" and self.landed and not self.fault.where.each):
             return False
         # A lasting fault that began at a step goes on; a window ends.
         endless = when.last is None or (when.last == when.first and persist.kind != "once")
@@ -105,14 +116,22 @@ class Active:
         endless = when.last is None or (when.last == when.first and persist.kind != "once")
         return not endless and step > (when.last or 0)
 
+    def begin(self, step: int) -> None:
+        """A step begins, in which it is due or not."""
+        self._steps_due += self.may_be_due(step)
+
     def missing(self, step: int, final: bool) -> str:
         """Why it counts as not landed when this step begins, or at the end before it; empty if it does not.
 
-        What depends on chance may never strike.
+        What depends on chance may never strike; but if it was due and its site never came, or came and no bit ever changed,
+        then it was not chance.
         """
         when = self.fault.when
-        if self.landed or self.fault.persist.kind == "intermittent" or when.p < 1.0:
+        if self.landed:
             return ""
+        if self.fault.persist.kind == "intermittent" or when.p < 1.0:
+            never = self._steps_due > 0 and not self._opportunities
+            return self.why_not if (final or self.is_over(step)) and (never or self._attempts) else ""
         if final and step <= when.first:
             return f"the job ended before step {when.first}"
         return self.why_not if final or self.is_over(step) else ""
@@ -163,16 +182,21 @@ class Active:
         """
         site = self._site(name, moment)
         previous = self._remember(name, tensor)
-        if not self.is_due(moment) or not self._chance(moment, site.call):
+        if not self.is_due(moment) or (self.fault.persist.kind == "once" and name in self._done):
+            return None
+        self._opportunities += 1
+        if not self._chance(moment, site.call):
             return None
         memory = self.target in MEMORY_TARGETS and self._landed_in == (moment.step, moment.work)
         if memory and not self.fault.where.each:
             return None
         self.check(tensor)
+        self._attempts += 1
         change = self._change(tensor, name, moment.step, previous)
         if change is None:
             return None
         self.landed += 1
+        self._done.add(name)
         self._landed_in = (moment.step, moment.work)
         return made(site, str(self.fault), self._node, tensor, change)
 
@@ -204,7 +228,9 @@ class Active:
         if not any(known[1] == moment.step for known in list(self._calls)[-1:]):
             self._calls.clear()  # of earlier steps
         call = self._calls[key] = self._calls.get(key, -1) + 1
-        return Site(self.number, self.rank, moment.step, moment.micro, moment.work, self.target, name, call)
+        return Site(
+            self.number, self.rank, moment.step, moment.micro, moment.work, self.target, name, call, self._start
+        )
 
     def _remember(self, name: str, tensor: Tensor) -> Tensor | None:
         """What was at this site the time before; the copy is kept only for a fault that leaves stale data."""
@@ -228,11 +254,13 @@ class Recorded(Active):
         strikes: of one fault; those of other ranks are left out.
     """
 
-    def __init__(self, fault: Fault, number: int, strikes: Sequence[Strike], rank: int, node: str = "") -> None:
-        super().__init__(fault, number, 0, rank, 1 << 30, node)
-        self._due = {one.site: one for one in strikes if one.site.rank == rank}
+    def __init__(
+        self, fault: Fault, number: int, strikes: Sequence[Strike], rank: int, node: str = "", start: int = 1
+    ) -> None:
+        super().__init__(fault, number, 0, rank, 1 << 30, node, start)
+        self._due = {one.site: one for one in strikes if (one.site.rank, one.site.start) == (rank, start)}
         self._steps = {site.step for site in self._due}
-        self._done: set[Site] = set()
+        self._met: set[Site] = set()
         self.here = bool(self._due)
 
     def may_be_due(self, step: int) -> bool:
@@ -245,7 +273,7 @@ class Recorded(Active):
 
     def missing(self, step: int, final: bool) -> str:
         """Whether something in the record was not done though its step is over."""
-        left = sorted(site.step for site in self._due if site not in self._done and site.step < step)
+        left = sorted(site.step for site in self._due if site not in self._met and site.step < step)
         return f"{len(left)} recorded strikes were not met, the first at step {left[0]}" if left else ""
 
     def names(self, among: Iterable[str], step: int | None = None) -> tuple[str, ...]:
@@ -282,7 +310,7 @@ class Recorded(Active):
             )
         damage.restore_(tensor, indices, after.reshape(shape))
         self.landed += 1
-        self._done.add(site)
+        self._met.add(site)
         return recorded
 
 

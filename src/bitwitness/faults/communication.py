@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,44 +20,57 @@ from bitwitness.faults.spec import Fault
 
 
 class Wire:
-    """DDP's communication hook of a job without a guard; it does what DDP does without one, and can be made idle."""
+    """DDP's communication hook of a job without a guard; it does what DDP does without one, and tells whoever listens.
 
-    def __init__(self, sends: Callable[[Tensor], None], reduced: Callable[[Tensor], None]) -> None:
-        self._sends, self._reduced = sends, reduced
-        self._working = True
+    DDP keeps its hook for good, so there is one for a model, for all injectors that come.
+    """
 
-    def register(self, model: DistributedDataParallel) -> None:
-        """Take DDP's one hook.
-
-        Raises:
-            ConfigurationError: it is taken already.
-        """
-        try:
-            model.register_comm_hook(self, fault_hook)
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"a fault in communication needs DDP's communication hook, and it is taken ({error}): give yours to a guard as "
-                "inner_hook=, or leave it out"
-            ) from error
+    def __init__(self) -> None:
+        self.sends: Callable[[Tensor], None] | None = None
+        self.reduced: Callable[[Tensor], None] | None = None
 
     def remove(self) -> None:
-        """DDP keeps its hook, which then disturbs nothing."""
-        self._working = False
+        """Nobody listens any more."""
+        self.sends = self.reduced = None
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """As DDP does: multiply by 1/W, then sum."""
         buffer = bucket.buffer()
-        if self._working:
-            self._sends(buffer)
+        if self.sends is not None:
+            self.sends(buffer)
         buffer.mul_(1.0 / dist.get_world_size())
         future = dist.all_reduce(buffer, async_op=True).get_future()
         done: torch.futures.Future[Tensor] = future.then(lambda arrived: self._arrived(arrived.value()[0]))
         return done
 
     def _arrived(self, tensor: Tensor) -> Tensor:
-        if self._working:
-            self._reduced(tensor)
+        if self.reduced is not None:
+            self.reduced(tensor)
         return tensor
+
+
+_wires: WeakKeyDictionary[DistributedDataParallel, Wire] = WeakKeyDictionary()
+
+
+def wire(model: DistributedDataParallel, sends: Callable[[Tensor], None], reduced: Callable[[Tensor], None]) -> Wire:
+    """Listen to what a model sends and what its reductions return, until `remove` of what is returned.
+
+    Raises:
+        ConfigurationError: DDP's one hook is taken already.
+    """
+    known = _wires.get(model)
+    if known is None:
+        known = Wire()
+        try:
+            model.register_comm_hook(known, fault_hook)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"a fault in communication needs DDP's communication hook, and it is taken ({error}): give yours to a guard as "
+                "inner_hook=, or leave it out"
+            ) from error
+        _wires[model] = known
+    known.sends, known.reduced = sends, reduced
+    return known
 
 
 def fault_hook(state: Any, bucket: Any) -> Any:

@@ -42,6 +42,8 @@ _KEPT = 1000
 class Injector:
     """Strikes a job with faults, as a context manager around its training.
 
+    One at a time in a process: it listens to the one guard that there is.
+
     Args:
         faults: in the grammar, parsed, or strikes of a record (`@PATH` or read) to be done again. Several may be joined by ` & `.
         model: DDP or plain, compiled or not.
@@ -50,6 +52,7 @@ class Injector:
         rank, world_size: of this process; by default those of the process group.
         node: of this process, for faults that belong to a node.
         record: file to which each strike is appended, as a line of JSON.
+        start: which start of the job this is, for records of jobs that are started again.
         landed: numbers of faults that have landed before, in a process that this one takes the place of.
 
     Attributes:
@@ -61,6 +64,7 @@ class Injector:
             does not keep, code that is compiled. Raised on entering, or where the shape is first seen, before anything is hit.
         FaultDidNotLand: on leaving, or in the first step in which it cannot strike any more: a fault was to strike and
             changed no bit.
+        RuntimeError: on entering, inside of another one.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Injector:
         world_size: int | None = None,
         node: str = "",
         record: Path | None = None,
+        start: int = 1,
         landed: Iterable[int] = (),
     ) -> None:
         grouped = dist.is_available() and dist.is_initialized()
@@ -86,12 +91,17 @@ class Injector:
         self.moment = Moment()
         self._record = record
         self._guarded = False
-        self._wire: communication.Wire | None = None
+        self._trains = True
+        self._updated = False
+        self._calls = 0
+        self._by_hand = False
+        self._wired = False
         self._failure: Exception | None = None
         self._spoilt: list[tuple[Tensor, Tensor]] = []
+        self._operands = sites.Operands()
         self._stack = ExitStack()
         before = set(landed)
-        self._set(activate(faults, seed, self.rank, self.world_size, node))
+        self._set(activate(faults, seed, self.rank, self.world_size, node, start))
         for one in self._active:
             one.landed = int(one.number in before)
 
@@ -121,6 +131,7 @@ class Injector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+        self._operands.restore()
         if error is None:
             self._raise_failure()
             self._require_landed(self.moment.step + 1, final=True)
@@ -141,18 +152,20 @@ class Injector:
                 communication.check(one.fault, self.model, self.world_size)
             elif one.target == "rng":
                 one.names(random_state.SOURCES)
-        for optimizer in self.optimizers[-1:]:
-            self._keep(optimizer.register_step_pre_hook(lambda *_: self._hit_memory("update")))
-            self._keep(optimizer.register_step_post_hook(self._after_update))
+                one.check(torch.zeros(random_state.WORDS, dtype=torch.int32))
+        for optimizer in self.optimizers:
+            self._watch(optimizer)
         if self._active:
-            self._keep(self.model.register_forward_pre_hook(self._before_forward))
+            self._stack.callback(sites.watch_calls(self.model, self._before_forward, self._after_forward))
 
     def _place_on_modules(self, one: Active, modules: Mapping[str, nn.Module]) -> None:
         chosen = one.names(modules)
         sites.check_reachable(one.fault, self.model, chosen)
         for name in chosen:
+            if one.target == "fwd_w" and (name in one.names(modules, 0) or not one.fault.persist.redraw):
+                one.check(sites.check_operand(one.fault, name, modules[name]))
             change = self._changer(one, name, modules)
-            for handle in sites.hook_module(one.target, modules[name], self._wanted(one), change):
+            for handle in sites.hook_module(one.target, modules[name], self._wanted(one), change, self._operands):
                 self._keep(handle)
 
     def _check_memory(self, one: Active) -> None:
@@ -160,48 +173,85 @@ class Injector:
             raise ConfigurationError(f"{one.fault}: memory is hit around the update: give the injector the optimizers")
         if one.target not in ("param", "buffer"):
             sites.check_keeps(one.fault, self.optimizers)
-        tensors = self._candidates(one)
+        tensors = self._will_be_stored(one)
         for name in one.names(tensors):
             one.check(tensors[name])
 
     def _keep(self, handle: Any) -> None:
         self._stack.callback(handle.remove)
 
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that was made after the injector."""
+        if all(optimizer is not known for known in self.optimizers):
+            self.optimizers = (*self.optimizers, optimizer)
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        self._keep(optimizer.register_step_pre_hook(lambda *_: self._hit_memory("update", optimizer)))
+        self._keep(optimizer.register_step_post_hook(lambda *_: self._after_update(optimizer)))
+
     # Where the job is ------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """A step begins. Only for loops without a guard whose steps are not their updates, counted from 0."""
-        self._require_landed(step)
+        """A step begins. Only for loops without a guard in which a forward after an update is not the next step, from 0 on."""
+        self._updated = False
+        self._begin_step(step)
         self.moment = Moment(step, -1)
 
     def batch(self, batch: Any) -> Any:
         """The batch as it arrives, hit in place if that is due. Only for loops without a guard, before the forward."""
+        self._by_hand = True
         if not self._guarded:
             moment, self.moment = self.moment, self._next()
+            if moment.step != self.moment.step:
+                self._begin_step(self.moment.step)
             self._hit_batch(batch)
-            self.moment = moment
+            if self._updated:
+                self.begin(self.moment.step)
+            else:
+                self.moment = Moment(self.moment.step, moment.micro)
         return batch
 
     def _next(self) -> Moment:
-        """The micro-batch that comes, in a loop without a guard."""
+        """The micro-batch that comes, in a loop without a guard: of the next step, if an update was made since the last."""
+        if self._updated:
+            return Moment(self.moment.step + 1, 0)
         return Moment(max(self.moment.step, 0), self.moment.micro + 1)
 
-    def _before_forward(self, *_: Any) -> None:
+    def _before_forward(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        """The model is called. Without gradients it does not train: an evaluation counts for nothing and is not hit."""
+        self._calls += 1
+        if self._calls > 1 or torch._C._current_graph_task_id() != -1:
+            return  # inside of itself, or a forward that is computed again in the backward
+        self._operands.restore()
         self._raise_failure()
-        if self._guarded or not self.model.training:
+        self._trains = torch.is_grad_enabled()
+        if self._guarded or not self._trains:
             return
-        if self._wire is None and self._communicates() and isinstance(self.model, DistributedDataParallel):
-            self._wire = communication.Wire(self._sends, self._reduced)
-            self._wire.register(self.model)
-            self._keep(self._wire)
+        if not self._wired and self._communicates() and isinstance(self.model, DistributedDataParallel):
+            self._wired = True
+            self._keep(communication.wire(self.model, self._sends, self._reduced))
         self._micro_batch(self._next())
+        if not self._by_hand:
+            self._hit_batch(sites.given(args, kwargs or {}))
+
+    def _after_forward(self) -> None:
+        self._calls = max(0, self._calls - 1)
+        if not self._calls:
+            self._trains = True
 
     def _communicates(self) -> bool:
         return any(target.startswith("comm.") for target in self._of)
 
+    def _begin_step(self, step: int) -> None:
+        self._require_landed(step)
+        for one in self._active:
+            one.begin(step)
+
     def _micro_batch(self, moment: Moment) -> None:
         if moment.step != self.moment.step:
-            self._require_landed(moment.step)
+            self._begin_step(moment.step)
+        self._updated = False
         self.moment = moment
         if moment.micro == 0:
             self._hit_memory("train")
@@ -209,10 +259,10 @@ class Injector:
             for name in one.names(random_state.SOURCES, moment.step):
                 random_state.hit(name, self._changer(one, name, random_state.SOURCES))
 
-    def _after_update(self, *_: Any) -> None:
-        self._hit_memory(None)
-        if not self._guarded:
-            self.begin(self.moment.step + 1)
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        self._hit_memory(None, optimizer)
+        self._updated = not self._guarded
+        self._calls = 0  # a forward that was interrupted is over
 
     def _begins(self, work: Work) -> None:
         self.moment = Moment(self.moment.step, self.moment.micro, work)
@@ -228,7 +278,7 @@ class Injector:
     # Striking --------------------------------------------------------------------------------------------------------
 
     def _wanted(self, one: Active) -> Callable[[], bool]:
-        return lambda: one.wants(self.moment.step)
+        return lambda: self._trains and one.wants(self.moment.step)
 
     def _changer(self, one: Active, name: str, among: Iterable[str]) -> sites.Change:
         """Strikes at this name; where the name is drawn anew in each step, only if it is this one's turn."""
@@ -250,36 +300,54 @@ class Injector:
             append(self._record, strike)
         return True
 
-    def _hit_memory(self, instant: Work | None) -> None:
-        """Hit what is stored: before the first forward (train), before the update, while saving, or (None) after the update."""
+    def _hit_memory(self, instant: Work | None, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Hit what is stored: before the first forward (train), before the update, while saving, or (None) after the update.
+
+        `optimizer`: whose update it is, where there are several: each has its own parameters.
+        """
         before = self.moment
         for one in self._in_memory:
             if one.fault.where.during != instant or not one.may_be_due(before.step):
                 continue
             self.moment = Moment(before.step, before.micro, instant or "train")
-            tensors = self._candidates(one)
-            for name in one.names(tensors, before.step):
-                kept = tensors[name].detach().clone() if instant == "save" else None
-                if self._strike(one, tensors[name], name) and kept is not None:
-                    self._spoilt.append((tensors[name], kept))
+            tensors = self._stored(one)
+            for name in one.names(tensors, before.step) if tensors else ():
+                if optimizer is None or self._belongs(name, one, optimizer):
+                    kept = tensors[name].detach().clone() if instant == "save" else None
+                    if self._strike(one, tensors[name], name) and kept is not None:
+                        self._spoilt.append((tensors[name], kept))
+            if not tensors:
+                one.why_not = f"the optimizer kept no {one.target} yet"
         self.moment = before
 
-    def _candidates(self, one: Active) -> dict[str, Tensor]:
-        """What is stored of this kind, by name. Moments that do not exist yet are stood for by their parameters."""
+    def _belongs(self, name: str, one: Active, optimizer: torch.optim.Optimizer) -> bool:
+        if one.target == "buffer" or len(self.optimizers) == 1:
+            return True
+        parameter = sites.parameters_of(self.model)[name]
+        return any(parameter is mine for group in optimizer.param_groups for mine in group["params"])
+
+    def _stored(self, one: Active) -> dict[str, Tensor]:
+        """What is stored of this kind, by name; empty where an optimizer has not begun to."""
         if one.target == "buffer":
             return sites.buffers_of(self.model)
         parameters = sites.parameters_of(self.model)
         if one.target == "param":
             return parameters
         states = {name: sites.state_tensor(self.optimizers, tensor, one.target) for name, tensor in parameters.items()}
-        kept = {name: state for name, state in states.items() if state is not None}
-        return kept or parameters
+        return {name: state for name, state in states.items() if state is not None}
+
+    def _will_be_stored(self, one: Active) -> dict[str, Tensor]:
+        """The same, moments that do not exist yet stood for by the parameters that they will be like."""
+        if one.target == "buffer":
+            return sites.buffers_of(self.model)
+        trained = {name: one for name, one in sites.parameters_of(self.model).items() if one.requires_grad}
+        return self._stored(one) or trained
 
     def _hit_batch(self, batch: Any) -> None:
         for one in self._of.get("input", ()):
             if one.may_be_due(self.moment.step):
                 tensors = sites.batch_tensors(batch)
-                for name in one.names(tensors, self.moment.step):
+                for name in one.names(tensors, self.moment.step) if tensors else ():
                     self._strike(one, tensors[name], name)
 
     def _hit_loss(self, loss: Tensor) -> None:
@@ -321,8 +389,9 @@ class Injector:
         self.moment = Moment(before.step, before.micro, "fingerprint")
         for one in self._in_memory:
             if one.fault.where.during == "fingerprint" and one.may_be_due(before.step):
-                stored = self._candidates(one)
-                places = {stored[name].data_ptr(): name for name in one.names(stored, before.step)}
+                stored = self._stored(one)
+                chosen = one.names(stored, before.step) if stored else ()
+                places = {stored[name].data_ptr(): name for name in chosen}
                 for index, tensor in enumerate(tensors):
                     if tensor.data_ptr() in places and tensor.numel():
                         copy = tensor.clone()
@@ -405,7 +474,7 @@ class _Tap(fingerprint.Tap):
         return self._injector._hashed(digests)
 
 
-def activate(faults: Faults, seed: int, rank: int, world_size: int, node: str) -> list[Active]:
+def activate(faults: Faults, seed: int, rank: int, world_size: int, node: str, start: int = 1) -> list[Active]:
     """The faults of a job on this rank, in whatever form they were given."""
     if isinstance(faults, str | Fault):
         faults = (faults,)
@@ -421,6 +490,7 @@ def activate(faults: Faults, seed: int, rank: int, world_size: int, node: str) -
                 recorded.setdefault(strike.site.fault, []).append(strike)
         else:
             for fault in parse_all(one) if isinstance(one, str) else (one,):
-                made.append(Active(fault, len(made), seed, rank, world_size, node))
-    made += [Recorded(parse(strikes[0].spec), number, strikes, rank, node) for number, strikes in recorded.items()]
+                made.append(Active(fault, len(made), seed, rank, world_size, node, start))
+    for number, strikes in recorded.items():
+        made.append(Recorded(parse(strikes[0].spec), number, strikes, rank, node, start))
     return made

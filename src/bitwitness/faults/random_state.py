@@ -14,7 +14,7 @@ from torch import Tensor
 
 SOURCES = ("torch", "cuda", "numpy", "python") if torch.cuda.is_available() else ("torch", "numpy", "python")
 
-_HEADER, _WORDS = 24, 624
+_HEADER, WORDS = 24, 624
 """Of a state of PyTorch's CPU generator: the bytes before the 624 words of its Mersenne twister (at::mt19937_data_pod)."""
 
 
@@ -23,9 +23,9 @@ def hit(source: str, strike: Callable[[Tensor], bool]) -> None:
     match source:
         case "torch":
             state = torch.get_rng_state()
-            words = state[_HEADER : _HEADER + 8 * _WORDS].view(torch.int32)[::2].clone()
+            words = state[_HEADER : _HEADER + 8 * WORDS].view(torch.int32)[::2].clone()
             if strike(words):
-                state[_HEADER : _HEADER + 8 * _WORDS].view(torch.int32)[::2] = words
+                state[_HEADER : _HEADER + 8 * WORDS].view(torch.int32)[::2] = words
                 torch.set_rng_state(state)
         case "cuda":
             state = torch.cuda.get_rng_state()
@@ -39,7 +39,7 @@ def hit(source: str, strike: Callable[[Tensor], bool]) -> None:
                 np.random.set_state((kind, words.numpy().view(np.uint32), *rest))  # noqa: NPY002
         case _:
             version, keys, gauss = random.getstate()
-            words = torch.from_numpy(np.array(keys[:_WORDS], dtype=np.uint32).view(np.int32).copy())
+            words = torch.from_numpy(np.array(keys[:WORDS], dtype=np.uint32).view(np.int32).copy())
             if strike(words):
                 changed = words.numpy().view(np.uint32).tolist()
-                random.setstate((version, (*changed, *keys[_WORDS:]), gauss))
+                random.setstate((version, (*changed, *keys[WORDS:]), gauss))

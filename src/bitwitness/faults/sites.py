@@ -1,13 +1,14 @@
 """How a fault reaches the numbers of a model: through the hooks of PyTorch, and where these see too much through autograd.
 
-What a module computes is changed in the memory of its output, as a wrong store would. What its backward computes is seen by an
-identity placed on its input or output: a hook on the tensor would also see what other readers of that tensor sent back. Hooks
-sit only on modules that can be hit, and do nothing in a step in which nothing is due.
+What a module computes is changed in the memory of its output, as a wrong store would, unless others own that memory too. What
+its backward computes is seen by an identity placed on its input or output: a hook on the tensor would also see what other
+readers of that tensor sent back. Hooks sit only on modules that can be hit, and do nothing in a step in which nothing is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -84,10 +85,41 @@ def check_reachable(fault: Fault, model: nn.Module, names: Iterable[str]) -> Non
             )
 
 
+def watch_calls(model: nn.Module, before: Callable[..., None], after: Callable[[], None]) -> Callable[[], None]:
+    """Be told before and after each call of a model, from outside of whatever is compiled; returns what ends that.
+
+    A hook on a model that was compiled in place would become part of the compiled code, and change its numbers.
+    """
+    compiled = model._compiled_call_impl
+    if compiled is None:
+        stack = ExitStack()
+        for handle in (
+            model.register_forward_pre_hook(lambda _, args, kwargs: before(args, kwargs), with_kwargs=True),
+            model.register_forward_hook(lambda *_: after(), always_call=True),
+        ):
+            stack.callback(handle.remove)
+        return stack.close
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        before(args, kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            after()
+
+    def end() -> None:
+        model._compiled_call_impl = compiled
+
+    model._compiled_call_impl = called
+    return end
+
+
 # What a module is given and returns ----------------------------------------------------------------------------------
 
 
-def hook_module(target: str, module: nn.Module, is_due: Callable[[], bool], change: Change) -> list[Any]:
+def hook_module(
+    target: str, module: nn.Module, is_due: Callable[[], bool], change: Change, operands: Operands
+) -> list[Any]:
     """Put a fault on a module; the handles of its hooks. `is_due` is asked first, at every call."""
     match target:
         case "fwd_out":
@@ -100,7 +132,7 @@ def hook_module(target: str, module: nn.Module, is_due: Callable[[], bool], chan
             return [module.register_forward_hook(_on_output_gradient(is_due, change), with_kwargs=True)]
         case _:
             assert target == "fwd_w", target
-            operand = _Operand(is_due, change)
+            operand = _Operand(is_due, change, operands)
             return [
                 module.register_forward_pre_hook(operand.spoil),
                 module.register_forward_hook(operand.mend, always_call=True),
@@ -115,7 +147,7 @@ def _on_output(is_due: Callable[[], bool], change: Change) -> Callable[..., Any]
         index = _first(leaves, floating=True)
         if index is None:
             return None
-        if not _shares_memory(leaves[index], (args, kwargs), module):
+        if _owns_its_memory(leaves[index], (args, kwargs), module):
             change(leaves[index])  # where the wrong number was stored, whoever reads it later, the backward included
             return None
         leaves[index] = _Replaced.apply(leaves[index], change)  # type: ignore[no-untyped-call]
@@ -137,6 +169,10 @@ def _on_input_gradient(is_due: Callable[[], bool], change: Change) -> Callable[.
     def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not is_due() or not torch.is_grad_enabled():
             return None
+        if getattr(module, "inplace", False):
+            # A copy would leave the original as it was, which others may read: so all that flows back to it is seen.
+            _with_first(args, kwargs, lambda tensor: _hook(tensor, change), floating=True, graded=True)
+            return None
         return _with_first(args, kwargs, lambda tensor: _Tapped.apply(tensor, change), floating=True, graded=True)  # type: ignore[no-untyped-call]
 
     return hook
@@ -156,28 +192,87 @@ def _on_output_gradient(is_due: Callable[[], bool], change: Change) -> Callable[
     return hook
 
 
-class _Operand:
-    """A weight that is read wrongly by one forward: changed before it, put back after it, whatever happens in between."""
+class Operands:
+    """Weights that are read wrongly by a forward under way, and what they are to be again after it."""
 
-    def __init__(self, is_due: Callable[[], bool], change: Change) -> None:
-        self._is_due, self._change = is_due, change
-        self._kept: tuple[Tensor, Tensor] | None = None
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    def hold(self, weight: Tensor) -> None:
+        """Remember a weight, unless somebody is reading it wrongly already."""
+        kept, copy, readers = self._kept.get(id(weight), (weight, None, 0))
+        self._kept[id(weight)] = (kept, weight.detach().clone() if copy is None else copy, readers + 1)
+        _forget_casts()
+
+    def release(self, weight: Tensor) -> None:
+        """Put it back when the last of its readers is done."""
+        kept, copy, readers = self._kept.pop(id(weight), (weight, None, 0))
+        if copy is None:
+            return  # was put back by `restore`
+        if readers > 1:
+            self._kept[id(weight)] = (kept, copy, readers - 1)
+            return
+        kept.data.copy_(copy)
+        _forget_casts()
+
+    def restore(self) -> None:
+        """Put everything back: a forward was left in a way that runs no hooks."""
+        while self._kept:
+            weight, copy, _ = self._kept.popitem()[1]
+            weight.data.copy_(copy)
+            _forget_casts()
+
+
+def _forget_casts() -> None:
+    """Autocast keeps low-precision copies of weights, which would hide a wrong operand, or outlive it."""
+    if torch.is_autocast_cache_enabled():
+        torch.clear_autocast_cache()
+
+
+class _Operand:
+    """The weight of a module, read wrongly by its forwards that are due. They may be nested, if it calls itself."""
+
+    def __init__(self, is_due: Callable[[], bool], change: Change, operands: Operands) -> None:
+        self._is_due, self._change, self._operands = is_due, change, operands
+        self._held: list[Tensor | None] = []
 
     def spoil(self, module: nn.Module, args: Any) -> None:
         """Before the forward."""
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or not self._is_due():
+            self._held.append(None)
             return
-        kept = weight.detach().clone()
-        if self._change(weight):
-            self._kept = (weight, kept)
+        self._operands.hold(weight)
+        try:
+            self._change(weight)
+        except BaseException:
+            self._operands.release(weight)
+            raise
+        self._held.append(weight)
 
     def mend(self, module: nn.Module, args: Any, output: Any) -> None:
         """After it."""
-        if self._kept is not None:
-            weight, kept = self._kept
-            weight.data.copy_(kept)
-            self._kept = None
+        weight = self._held.pop() if self._held else None
+        if weight is not None:
+            self._operands.release(weight)
+
+
+def check_operand(fault: Fault, name: str, module: nn.Module) -> Tensor:
+    """The weight that a module reads in its forward.
+
+    Raises:
+        ConfigurationError: it has none, or one that is computed anew each time it is asked for.
+    """
+    weight = module._parameters.get("weight")
+    if not isinstance(weight, Tensor):
+        computed = isinstance(getattr(module, "weight", None), Tensor)
+        why = (
+            "is computed at each use (a parametrization), and no memory of its own is read"
+            if computed
+            else "does not exist"
+        )
+        raise ConfigurationError(f"{fault}: the weight of {name or 'the model'} {why}: choose fwd_out or param")
+    return weight
 
 
 class _Replaced(torch.autograd.Function):
@@ -197,13 +292,13 @@ class _Replaced(torch.autograd.Function):
 
 
 class _Tapped(torch.autograd.Function):
-    """The same tensor; its gradient is changed on the way back."""
+    """The same numbers; their gradient is changed on the way back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, change: Change) -> Tensor:
-        """A view."""
+        """A copy: of a view, what follows could change nothing in place."""
         ctx.change = change
-        return tensor.view_as(tensor)
+        return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -234,21 +329,31 @@ def _with_first(
     return changed
 
 
-def _shares_memory(output: Tensor, given: Any, module: nn.Module) -> bool:
-    """Whether the output lies in memory that is not its own: an identity, a view of a weight."""
+def _owns_its_memory(output: Tensor, given: Any, module: nn.Module) -> bool:
+    """Whether nobody but this output lies in its memory, as far as can be known.
+
+    An identity returns what it was given; other modules return a weight, a part of one, or a table that they keep.
+    """
+    if output.grad_fn is None or torch._debug_has_internal_overlap(output) != 0:
+        return False  # a leaf or a constant may be kept by anybody; of overlapping elements none can be hit alone
+    if output._base is not None and output._base.grad_fn is None:
+        return False
     others = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
-    others += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    others += [*module.parameters(), *module.buffers()]
     own = output.untyped_storage().data_ptr()
-    # An expanded output has several elements in one place, of which none can be hit alone.
-    spread = any(stride == 0 and size > 1 for stride, size in zip(output.stride(), output.shape, strict=True))
-    return spread or any(other.untyped_storage().data_ptr() == own for other in others)
+    return all(other.untyped_storage().data_ptr() != own for other in others)
+
+
+def _hook(tensor: Tensor, change: Change) -> Tensor:
+    hook_gradient(tensor, lambda: True, change)
+    return tensor
 
 
 # Gradients of parameters ---------------------------------------------------------------------------------------------
 
 
-def hook_gradient(parameter: Tensor, is_due: Callable[[], bool], change: Change) -> Any:
-    """Put a fault on the gradient that a backward computes for a parameter; the handle of its hook."""
+def hook_gradient(tensor: Tensor, is_due: Callable[[], bool], change: Change) -> Any:
+    """Put a fault on the gradient that a backward computes for a tensor; the handle of its hook."""
 
     def hook(gradient: Tensor) -> Tensor | None:
         if not is_due():
@@ -256,7 +361,7 @@ def hook_gradient(parameter: Tensor, is_due: Callable[[], bool], change: Change)
         copy = gradient.clone()
         return copy if change(copy) else None
 
-    return parameter.register_hook(hook)
+    return tensor.register_hook(hook)
 
 
 # Batches and the state of optimizers ---------------------------------------------------------------------------------
@@ -276,6 +381,11 @@ def batch_tensors(batch: Any) -> dict[str, Tensor]:
         for name, tensor in batch_tensors(value).items() if isinstance(value, Tensor | Mapping | list | tuple) else ():
             found[str(key) if name == "0" else f"{key}.{name}"] = tensor
     return found
+
+
+def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is called with, by position and by name, as a batch."""
+    return {**{str(position): value for position, value in enumerate(args)}, **kwargs}
 
 
 def state_tensor(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor, key: str) -> Tensor | None:
