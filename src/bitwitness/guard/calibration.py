@@ -103,7 +103,7 @@ def _differing(job: Job, once: Result, again: Result) -> tuple[str, ...]:
 def _decide(found: Sequence[_Findings], job: Job) -> Level:
     """Pure: the same decision on every rank."""
     mutated = _ranks([one.mutated for one in found])
-    if mutated:
+    if _widespread([one.mutated for one in found]):
         raise WorkloadError(
             f"the batch changed between the beginning of its micro-batch and step() (ranks {_some(mutated)}): loss_fn changes it "
             "in place, or the loop fills it anew too early. A witness would start from other data: copy what is changed, or "
