@@ -94,6 +94,36 @@ def test_a_run_longer_than_the_tensor_is_cut_to_it() -> None:
     assert drawn(Select("run", count=8, stride=4), torch.zeros(10)) == [0, 4, 8]
 
 
+HUGE = [10**12, 2**63 - 1, 2**63, 10**400]
+
+
+@pytest.mark.parametrize("huge", HUGE, ids=lambda huge: f"{len(str(huge))} digits")
+@pytest.mark.parametrize("shape", [(), (7,), (6, 8), (2, 3, 4, 5)])
+def test_whatever_is_larger_than_the_tensor_is_cut_before_anything_is_made(huge: int, shape: tuple[int, ...]) -> None:
+    tensor = torch.zeros(shape)
+    everything, columns = list(range(tensor.numel())), shape[-1] if shape else 1
+    for channels_last in (False, True):
+        for whole in (
+            Select("run", count=huge, channels_last=channels_last),
+            Select("run", count=huge, align=huge, channels_last=channels_last),
+            Select("groups", count=huge, channels_last=channels_last),
+            Select("grid", count=huge, rows=1, columns=huge, channels_last=channels_last),
+        ):
+            assert drawn(whole, tensor) == everything
+        for one in (
+            Select("run", count=huge, stride=huge, channels_last=channels_last),
+            Select("run", count=1, stride=huge, align=huge, channels_last=channels_last),
+            Select("grid", count=1, rows=huge, columns=huge, channels_last=channels_last),
+        ):
+            assert len(drawn(one, tensor)) == 1
+    assert len(drawn(Select("grid", count=huge, rows=huge, columns=huge), tensor)) == columns
+    assert len(drawn(Select("tile", count=huge, columns=huge), tensor)) == math.prod(shape[-2:])
+    assert len(drawn(Select("tile", count=huge, columns=1, low=1e-18, high=1.0), tensor)) >= 1
+    for impossible in (Select("n", count=huge), Select("index", indices=(huge,))):
+        with pytest.raises(ConfigurationError, match=r"elements|outside"):
+            drawn(impossible, tensor)
+
+
 def test_groups_are_whole_and_aligned() -> None:
     spans = set()
     for seed in range(200):

@@ -362,6 +362,14 @@ def test_mutations_that_make_no_sense(mutation: Mutate, dtype: torch.dtype, mess
     assert patterns(tensor) == patterns(made(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize("factor", [1e30, -1e300, 2.0**63, math.inf])
+def test_factors_that_no_integer_can_take(dtype: torch.dtype, factor: float) -> None:
+    with pytest.raises(ConfigurationError, match="whole factors below"):
+        damage.check(Mutate("scale", value=factor), dtype)
+    damage.check(Mutate("scale", value=2.0**62), dtype)
+
+
 def test_values_that_only_infinity_can_stand_for() -> None:
     damage.check(Mutate("set", value=math.inf), torch.float16)
     damage.check(Mutate("set", value=1e-30), torch.float16)  # rounds to zero, which is a number

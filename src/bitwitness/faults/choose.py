@@ -126,24 +126,28 @@ def _run(select: Select, shape: tuple[int, ...], random: Random, generator: torc
     size = math.prod(shape)
     span = (select.count - 1) * select.stride + 1
     start = random.randrange(max(0, size - span) // select.align + 1) * select.align
-    found = start + torch.arange(select.count) * select.stride
-    return found[found < size]
+    # Cut before anything is made: a run may be written longer than memory, a stride wider than 64 bits.
+    count = min(select.count, (size - 1 - start) // select.stride + 1)
+    return start + torch.arange(count) * min(select.stride, size)
 
 
 def _groups(select: Select, shape: tuple[int, ...], random: Random, generator: torch.Generator) -> Tensor:
     size = math.prod(shape)
-    first, last = sorted(random.randrange(math.ceil(size / select.count)) for _ in range(2))
+    first, last = sorted(random.randrange(-(-size // select.count)) for _ in range(2))
     return torch.arange(first * select.count, min((last + 1) * select.count, size))
 
 
 def _grid(select: Select, shape: tuple[int, ...], random: Random, generator: torch.Generator) -> Tensor:
     columns = shape[-1] if shape else 1
     rows = math.prod(shape) // columns
-    row = random.randrange(min(select.rows, rows))
-    column = random.randrange(max(0, min(select.columns, columns) - select.count) + 1)
-    down = torch.arange(row, rows, select.rows)
+    # A period longer than the axis is the axis.
+    every_row, every_column = min(select.rows, rows), min(select.columns, columns)
+    count = min(select.count, every_column)
+    row = random.randrange(every_row)
+    column = random.randrange(every_column - count + 1)
+    down = torch.arange(row, rows, every_row)
     across = torch.arange(columns)
-    across = across[(across >= column) & ((across - column) % select.columns < select.count)]
+    across = across[(across >= column) & ((across - column) % every_column < count)]
     return (down[:, None] * columns + across).flatten()
 
 

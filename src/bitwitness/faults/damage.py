@@ -28,6 +28,9 @@ ANATOMY_MEAN_FLIPS = 1.7
 
 _BLOCK = 65536
 
+_WORD = 2.0**63
+"""The largest integers have 64 bits, one of them the sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -68,6 +71,8 @@ def check(mutation: Mutate, dtype: torch.dtype) -> None:
         raise ConfigurationError(f"{mutation}: {dtype} has only {width} bits")
     if mutation.kind == "add" and not number:
         raise ConfigurationError(f"{mutation}: {dtype} has no fractions to add a share in; use set=V or bit=B")
+    if mutation.kind == "scale" and not number and not abs(mutation.value) < _WORD:
+        raise ConfigurationError(f"{mutation}: {dtype} takes whole factors below 2**63")
     plain = _plain(mutation, dtype, bit=0)
     if plain is not None:
         words = torch.zeros((1, 2) if dtype == torch.complex128 else (1,), dtype=torch.int64)

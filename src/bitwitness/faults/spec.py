@@ -66,6 +66,12 @@ MutateKind = Literal[
 ]
 PersistKind = Literal["once", "intermittent", "permanent"]
 
+MOST_ELEMENTS, MOST_STEPS, MOST_MICRO_BATCHES, MOST_RANKS = 10**15, 10**12, 10**9, 10**7
+"""What a line may count up to: more than any job has, and far from where 64 bits end. What is more was meant otherwise."""
+
+LEAST_CHANCE = 1e-18
+"""What is less likely comes in no job: neither in `MOST_STEPS` steps nor in `MOST_ELEMENTS` elements."""
+
 TARGETS: tuple[Target, ...] = get_args(Target)
 WORKS: tuple[Work, ...] = get_args(Work)
 
@@ -81,7 +87,7 @@ class Where:
         rank: on which rank; `"*"` on every rank alike; None: drawn by the seed.
         node: on the ranks of this node only, wherever ranks move: a fault belongs to a device.
         during: only in this work; None: in training and in whatever is replayed.
-        each: at every name that matches, where otherwise one is drawn.
+        each: at every name that matches, where otherwise one is drawn; `once` is then once at each name.
     """
 
     target: Target
@@ -231,7 +237,8 @@ class Persist:
     """`once` | `intermittent=P` | `permanent`, with `[redraw]` and `[if=A..B]`.
 
     Attributes:
-        kind: `once`, until it has landed; else at every opportunity that is due, `intermittent` with probability `p` at each.
+        kind: `once`, until it has landed (with `each`, at each name); else at every opportunity that is due, `intermittent`
+            with probability `p` at each.
         redraw: draw site, elements and damage anew at each strike; without it they stay, as in a broken circuit.
         only_if: only elements whose magnitude is in this range: a fault that depends on its operands.
     """
