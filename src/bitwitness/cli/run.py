@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -107,9 +107,9 @@ def run(ctx: click.Context, /, script: str, args: tuple[str, ...], as_json: bool
     options["tick"] = 0.25 if index is None else 1.0  # each look costs shared storage some reads, from every node
     settings = Settings(script=script, args=args, **{**options, "run_dir": options["run_dir"].absolute()})
     check_script(settings)
-    _check_faults(os.environ.get("BITWITNESS_FAULT", ""))
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("bitwitness run starts torchrun and needs torch: pip install 'bitwitness[train]'")
+    _check_faults(os.environ, settings.world_size)
     screen = console(stderr=True)
     if index is None:
         stop = run_local(settings, printer(screen), as_json)
@@ -123,15 +123,9 @@ def run(ctx: click.Context, /, script: str, args: tuple[str, ...], as_json: bool
     ctx.exit(stop.exit_code)
 
 
-def _check_faults(text: str) -> None:
+def _check_faults(environment: Mapping[str, str], world_size: int) -> None:
     """Faults on purpose, before anything is started: a slip in them must not cost a place in the queue."""
-    from bitwitness.faults.grammar import parse_all
+    from bitwitness.faults.asked import FAULT, asked
 
-    try:
-        if text.startswith("@"):
-            if not Path(text[1:]).exists():
-                raise ConfigurationError(f"there is no record {text[1:]}")
-        elif text:
-            parse_all(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"BITWITNESS_FAULT: {error}") from error
+    if environment.get(FAULT):
+        asked(environment, world_size)
