@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults import grammar, presets
 from bitwitness.faults.impossible import objection
-from bitwitness.faults.spec import TARGETS, WORKS, Fault, Mutate, Persist, Select, When, Where
+from bitwitness.faults.spec import LEAST_CHANCE, TARGETS, WORKS, Fault, Mutate, Persist, Select, When, Where
 
 COUNTS = st.integers(1, 10**7)
 STEPS = st.integers(0, 10**9)
 SHARES = st.floats(0.0, 1.0, exclude_min=True)
+CHANCES = st.floats(LEAST_CHANCE, 1.0)
 NAMES = st.from_regex(r"[A-Za-z_*?\[\]!][\w.*?\[\]!:/-]{0,12}", fullmatch=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -30,24 +31,24 @@ WHERES = st.builds(
     st.sampled_from(TARGETS),
     glob=st.just("") | NAMES,
     rank=st.none() | st.just("*") | st.integers(0, 10**4),
-    node=st.just("") | NAMES,
+    node=st.just("") | NAMES.filter(lambda name: "*" not in name and "?" not in name),
     during=st.none() | st.sampled_from(WORKS),
     each=st.booleans(),
 )
 WHENS = st.one_of(
-    st.builds(When, first=STEPS, every=COUNTS, p=SHARES, micro=st.none() | STEPS),
+    st.builds(When, first=STEPS, every=COUNTS, p=CHANCES, micro=st.none() | STEPS),
     st.builds(
         lambda pair, **rest: When(first=pair[0], last=pair[1], **rest),
         ordered(STEPS),
         every=COUNTS,
-        p=SHARES | st.just(1.0),
+        p=CHANCES | st.just(1.0),
         micro=st.none() | STEPS,
     ),
     st.builds(lambda step: When(first=step, last=step), STEPS),
 )
 SELECTS = st.one_of(
     st.builds(Select, st.sampled_from(["n", "groups"]), count=COUNTS, channels_last=st.booleans()),
-    st.builds(Select, st.just("rate"), rate=SHARES),
+    st.builds(Select, st.just("rate"), rate=CHANCES),
     st.builds(Select, st.just("run"), count=COUNTS, stride=COUNTS, align=COUNTS, channels_last=st.booleans()),
     st.builds(
         lambda pair, rows: Select("grid", count=pair[0], rows=rows, columns=pair[1]),
@@ -65,19 +66,19 @@ SELECTS = st.one_of(
     st.builds(Select, st.sampled_from(["row", "largest", "all"]), channels_last=st.booleans()),
 )
 MUTATES = st.one_of(
-    st.builds(Mutate, st.sampled_from(["bit", "stuck0", "stuck1"]), bit=st.none() | st.integers(-128, 127)),
-    st.builds(Mutate, st.just("bits"), count=COUNTS),
+    st.builds(Mutate, st.sampled_from(["bit", "stuck0", "stuck1"]), bit=st.none() | st.integers(-140, 140)),
+    st.builds(Mutate, st.just("bits"), count=st.integers(1, 140)),
     st.builds(Mutate, st.just("profile"), profile=st.just("anatomy")),
     st.builds(Mutate, st.sampled_from(["zero", "nan", "inf", "random", "swap", "sign"])),
     st.builds(Mutate, st.just("copy"), source=st.sampled_from(["other", "stale"])),
     st.builds(Mutate, st.just("scale"), value=FINITE.filter(lambda factor: factor != 1.0)),
-    st.builds(Mutate, st.just("add"), value=FINITE.filter(bool)),
+    st.builds(Mutate, st.just("add"), value=FINITE.filter(lambda share: abs(share) >= 2.0**-54)),
     st.builds(Mutate, st.just("set"), value=st.floats(allow_nan=False)),
 )
 PERSISTS = st.builds(
     lambda kind, p, redraw, only_if: Persist(kind, p if kind == "intermittent" else 1.0, redraw, only_if),
     st.sampled_from(["once", "intermittent", "permanent"]),
-    SHARES,
+    CHANCES,
     st.booleans(),
     st.none() | ordered(st.floats(0.0, allow_nan=False)),
 )
@@ -162,7 +163,7 @@ def test_freely_written_lines_have_one_canonical_form(text: str) -> None:
 WRONG = [
     ("fwd_ou @ step=1 : n=1 -> bit=1", "did you mean fwd_out", 0),
     ("rank=2 @ step=1 : n=1 -> bit=1", "the target is missing", 6),
-    ("rank=x param @ step=1 : n=1 -> bit=1", "'x' is no whole number", 5),
+    ("rank=x param @ step=1 : n=1 -> bit=1", "rank takes the number of one rank, from 0 on, or *", 5),
     ("rank=-1 param @ step=1 : n=1 -> bit=1", "-1 is less than 0", 5),
     ("rank= param @ step=1 : n=1 -> bit=1", "a value is missing", 5),
     ("rnk=2 param @ step=1 : n=1 -> bit=1", "did you mean rank", 0),
@@ -188,7 +189,7 @@ WRONG = [
     ("param @ step=1 : nn=1 -> bit=1", "no selection", 17),
     ("param @ step=1 : -> bit=1", "a selection is missing", 17),
     ("param @ step=1 : n=0 -> bit=1", "0 is less than 1", 19),
-    ("param @ step=1 : n -> bit=1", "'' is no whole number", 18),
+    ("param @ step=1 : n -> bit=1", "a number is missing: n=K", 18),
     ("param @ step=1 : n=1,stride=2 -> bit=1", "no part of a selection by n", 21),
     ("param @ step=1 : run=2,stride=2,stride=2 -> bit=1", "stride is said twice", 32),
     ("param @ step=1 : tile=3 -> bit=1", "rows times columns", 22),
@@ -211,10 +212,81 @@ WRONG = [
     ("param @ step=1 : n=1 -> zero ; ", "a persistence is missing", 30),
     ("param @ step=1 : n=1 -> zero ; forever", "no word of a persistence", 31),
     ("param @ step=1 : n=1 -> zero ; once permanent", "either once or permanent", 36),
-    ("param @ step=1 : n=1 -> zero ; intermittent", "'' is no number", 43),
+    ("param @ step=1 : n=1 -> zero ; intermittent", "a number is missing: intermittent=P", 43),
     ("param @ step=1 : n=1 -> zero ; if=2..1", "range of magnitudes", 34),
     ("param @ step=1 : n=1 -> zero ; if=-1..1", "range of magnitudes", 34),
+    # Slips: the message says what would be right.
+    ("rank=-1 param @ step=1 : n=1 -> bit=1", "rank takes the number of one rank, from 0 on, or *", 5),
+    ("rank 2 param @ step=1 : n=1 -> bit=1", "write rank=...", 4),
+    ("rank:2 param @ step=1 : n=1 -> bit=1", "write rank=2, with '='", 0),
+    ("node=* param @ step=1 : n=1 -> bit=1", "the name of one node, and no glob", 5),
+    ("Fwd_out @ step=1 : n=1 -> bit=1", "did you mean fwd_out?", 0),
+    ("fwd_out head @ step=1 : n=1 -> bit=1", "without blanks: fwd_out:head", 8),
+    ("fwd_out : head @ step=1 : n=1 -> bit=1", "without blanks: fwd_out:head", 8),
+    ("fwd_out: head @ step=1 : n=1 -> bit=1", "follows without a blank", 8),
+    ("fwd_out.head @ step=1 : n=1 -> bit=1", "fwd_out:head", 0),
+    ("fwd_out=head @ step=1 : n=1 -> bit=1", "follows ':': fwd_out:head", 0),
+    ("step=1 param @ step=1 : n=1 -> bit=1", "step is a word of a time", 0),
+    ("weight @ step=1 : n=1 -> bit=1", "fwd_w as an operand, or param", 0),
+    ("param @ 8 : n=1 -> bit=1", "write step=8", 8),
+    ("param @ step = 8 : n=1 -> bit=1", "without blanks: step=8", 13),
+    ("param @ step=8..9 : n=1 -> bit=1", "several are steps=A..B", 13),
+    ("param @ steps=8.. : n=1 -> bit=1", "without an end it is every=1 from=A", 17),
+    ("param @ step=8, every=2 : n=1 -> bit=1", "separated by blanks", 14),
+    ("param @ p=10% : n=1 -> bit=1", "0.1 for 10 %", 10),
+    ("param @ p=.1 to=9 : n=1 -> bit=1", "did you mean steps=A..B", 13),
+    ("param @ step=8 n=1 -> bit=1", "':' is missing before what is hit", 15),
+    ("param : n=1 -> bit=1 @ step=8", "the time comes before what is hit", 21),
+    ("param @ step=1 : n=1 => bit=1", "'=>' is no '->'", 21),
+    ("param @ step=1 : n=1 > bit=1", "'>' is no '->'", 21),
+    ("param @ step=1 : bit=1", "e.g. 'n=1 -> bit=1'", 17),
+    ("param @ step=1 : 1 -> bit=1", "write n=1", 17),
+    ("param @ step=1 : index=1,2 -> bit=1", "joined by '+': index=1+2", 25),
+    ("param @ step=1 : run=4 stride=2 -> bit=1", "joined by ','", 23),
+    ("param @ step=1 : n=all -> bit=1", "`all` is every one", 19),
+    ("param @ step=1 : anatomy -> bit=1", "a preset stands alone", 17),
+    ("param @ step=1 : anatomy permanent", "after a preset, ';'", 25),
+    ("param @ step=1 : n=1 -> bit 3", "'=' is missing: bit=3", 28),
+    ("param @ step=1 : n=1 -> 0", "write set=0", 24),
+    ("param @ step=1 : n=1 -> flip=3", "did you mean bit=B", 24),
+    ("param @ step=1 : n=1 -> bit=3,zero", "a fault has one mutation", 30),
+    ("param @ step=1 : n=1 -> bit=3 permanent", "before permanent, ';' is missing", 30),
+    ("param @ step=1 : n=1 -> bit=3 & loss @ step=1 : all -> zero", "several are read by parse_all", 30),
+    ("param @ step=1 : n=1 -> bit=3 ; permanent, redraw", "separated by blanks", 41),
+    ("param @ step=1 : n=1 -> bit=3 ; permanent ; redraw", "';' stands once", 42),
+    ("param @ step=1 : n=1 -> bit=3 ; p=0.5", "did you mean intermittent=P", 32),
+    # Numbers that mean nothing.
+    ("param @ step=1 : n=1 -> set=1e999", "more than double precision holds", 28),
+    ("param @ step=1 : n=1 -> set=1e-999", "less than double precision tells from 0", 28),
+    ("param @ step=1 : n=1 -> set=1_0", "no number", 28),
+    ("param @ step=1 : n=1 -> add=1e-17", "changes nothing", 28),
+    ("param @ step=1 : n=1 -> zero ; if=1..1e999", "or write inf", 37),
+    ("param @ step=1 : n=1 -> zero ; if=nan", "can be meant here", 34),
+    ("param @ p=1e-30 : n=1 -> zero", "comes in no job", 10),
+    ("param @ p=nan : n=1 -> zero", "can be meant here", 10),
+    ("param @ step=1 : rate=1e-30 -> zero", "comes in no job", 22),
     # What can never happen.
+    ("param @ step=1 : n=1 -> bit=128", "no dtype has more than", 24),
+    ("param @ step=1 : n=1 -> stuck1=-129", "no dtype has more than", 24),
+    ("param @ step=1 : n=1 -> bits=129", "no dtype has more than 128 bits", 24),
+    ("loss @ step=1 : n=1 -> bit=64", "the loss is a real number", 23),
+    ("loss @ step=1 : n=2 -> zero", "the loss is one number", 16),
+    ("loss @ step=1 : index=0+1 -> zero", "there is no index 1", 16),
+    ("loss @ step=1 : n=1 -> swap", "no other element", 23),
+    ("loss @ step=1 : he2023.rd_correct", "no other element", 16),
+    ("rng @ step=1 : n=1 -> bit=32", "rng:cuda has 64 bits", 22),
+    ("rng:* @ step=1 : n=1 -> bits=33", "rng:cuda has 64 bits", 24),
+    ("rng:cuda @ step=1 : n=1 -> bit=64", "bits 0 to 63", 27),
+    ("rng:cuda @ step=1 : index=2 -> zero", "has 2 words", 20),
+    ("rng @ step=1 : index=624 -> zero", "the last is 623", 15),
+    ("rng @ step=1 : n=625 -> zero", "n=624 is the most", 15),
+    ("rng @ step=1 : n=1 -> set=5e9", "whole numbers from", 22),
+    ("digest @ step=1 : n=1 -> bit=64", "the bits 0 to 63", 25),
+    ("digest @ step=1 : n=1 -> nan", "know no nan", 25),
+    ("digest @ step=1 : n=1 -> scale=0.5", "whole factors", 25),
+    ("ckpt @ step=1 : n=1 -> bits=9", "8 bits", 23),
+    ("ckpt @ step=1 : n=1 -> set=256", "from 0 to 255", 23),
+    ("ckpt @ step=1 : n=1 -> set=0.5", "from 0 to 255", 23),
     ("loss:x @ step=1 : n=1 -> zero", "loss has no names", 5),
     ("each comm.post @ step=1 : n=1 -> zero", "comm.post has no names", 0),
     ("rng:rust @ step=1 : n=1 -> zero", "that of torch, cuda, numpy, python", 4),
@@ -242,6 +314,59 @@ def test_an_error_points_at_the_column(text: str, message: str, column: int) -> 
     assert said.startswith(f"column {column + 1}: ")
     assert (line, caret) == (f"  {text.rstrip()}", f"  {' ' * column}^")
     assert raised.value.exit_code == 2
+
+
+PLACES = {  # every number of a line, each with the largest that it may be
+    "rank={} param @ step=1 : n=1 -> zero": 10**7,
+    "param @ step={} : n=1 -> zero": 10**12,
+    "param @ steps=0..{} : n=1 -> zero": 10**12,
+    "param @ every={} : n=1 -> zero": 10**12,
+    "param @ every=1 from={} : n=1 -> zero": 10**12,
+    "grad_w @ step=1 micro={} : n=1 -> zero": 10**9,
+    "param @ step=1 : n={} -> zero": 10**15,
+    "param @ step=1 : run={} -> zero": 10**15,
+    "param @ step=1 : run=2,stride={} -> zero": 10**15,
+    "param @ step=1 : run=2,align={} -> zero": 10**15,
+    "param @ step=1 : groups={} -> zero": 10**15,
+    "param @ step=1 : grid={},rows=1,columns=1000000000000000 -> zero": 10**15,
+    "param @ step=1 : grid=1,rows={},columns=1 -> zero": 10**15,
+    "param @ step=1 : grid=1,rows=1,columns={} -> zero": 10**15,
+    "param @ step=1 : tile={}x1 -> zero": 10**15,
+    "param @ step=1 : tile=1x{} -> zero": 10**15,
+    "param @ step=1 : index={} -> zero": 10**15,
+    "param @ step=1 : n=1 -> bit={}": 127,
+    "param @ step=1 : n=1 -> stuck0={}": 127,
+    "param @ step=1 : n=1 -> bits={}": 128,
+    "param @ p={} : n=1 -> zero": 1,
+    "param @ step=1 : rate={} -> zero": 1,
+    "param @ step=1 : frac={} -> zero": 1,
+    "param @ step=1 : tile=2x2,frac={} -> zero": 1,
+    "param @ step=1 : n=1 -> zero ; intermittent={}": 1,
+    "param @ step=1 : n=1 -> scale={}": 10**308,
+    "param @ step=1 : n=1 -> add={}": 10**308,
+    "param @ step=1 : n=1 -> set={}": 10**308,
+    "param @ step=1 : n=1 -> zero ; if=0..{}": 10**308,
+}
+
+
+@pytest.mark.parametrize("line", PLACES)
+def test_every_number_has_a_bound(line: str) -> None:
+    most, column = PLACES[line], line.index("{}") + 1
+    assert grammar.parse(str(grammar.parse(line.format(most)))) == grammar.parse(line.format(most))
+    bits = "bit" in line or "stuck" in line
+    for text in (
+        str(most * 10),
+        str(most + 1) if most < 10**300 else "9e308",
+        "9" * 5000,
+        "-" + "9" * 5000,
+        "1e999",
+        "nan",
+    ):
+        with pytest.raises(ConfigurationError) as raised:
+            grammar.parse(line.format(text))
+        said = int(str(raised.value).split(":")[0].removeprefix("column "))
+        assert said == column or (bits and said == line.index("->") + 4)
+        assert len(str(raised.value).split("\n")[0]) < 300
 
 
 def test_a_tab_keeps_the_caret_below_its_column() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import get_args
@@ -82,12 +83,19 @@ def test_a_module_stands_for_its_parameters() -> None:
         ("xyz", {}, "there are he2023.input, "),
         ("anatomy", {"rate": 0.5}, "has no rate"),
         ("prism.fma", {"rate": 0.0}, "no share of steps"),
+        ("prism.fma", {"rate": math.nan}, "no share of steps"),
+        ("prism.fma", {"rate": 1e-300}, "no share of steps"),
+        ("anatomy", {"step": -1}, "step -1 is none"),
+        ("anatomy", {"step": 10**400}, "is none; steps are"),
+        ("anatomy", {"rank": -1}, "rank -1 is none"),
+        ("anatomy", {"module": "a b"}, "no glob of modules"),
+        ("anatomy", {"module": "a@b"}, "no glob of modules"),
         ("anatomy", {"phase": "param"}, "it hits fwd_out, grad_in, grad_w"),
     ],
 )
 def test_what_cannot_be(name: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        presets.expand(name, rank=0, step=1, seed=0, **settings)  # type: ignore[arg-type]
+        presets.expand(name, **{"rank": 0, "step": 1, "seed": 0, **settings})  # type: ignore[arg-type]
 
 
 def test_the_documented_table_is_this_one() -> None:

@@ -20,6 +20,23 @@ _BYTES: tuple[Target, ...] = ("ckpt", "rng")
 _NUMBERS_ONLY = ("nan", "inf", "scale", "add", "sign", "profile")
 _REPLAYED: tuple[Target, ...] = (*MODULE_TARGETS, "grad_w", "loss", "input", "digest")
 
+WIDEST = 128
+"""Bits of the widest dtype, complex128."""
+
+_WIDTHS: dict[Target, int] = {"loss": 64, "digest": 64, "ckpt": 8, "rng": 32}
+"""Bits of what is always of one kind: a real number, a fingerprint, a byte, a word of a Mersenne twister."""
+
+_ELEMENTS: dict[Target, int] = {"loss": 1, "rng": 624}
+
+_CUDA_WIDTH, _CUDA_ELEMENTS = 64, 2
+"""Of CUDA's random state: a seed and an offset."""
+
+_INTEGERS: dict[Target, tuple[int, int]] = {
+    "ckpt": (0, 255),
+    "rng": (-(2**31), 2**31 - 1),
+    "digest": (-(2**63), 2**63 - 1),
+}
+
 _DURING: dict[Work, tuple[Target, ...]] = {
     "train": tuple(target for target in TARGETS if target != "ckpt"),
     "update": MEMORY_TARGETS,
@@ -84,8 +101,64 @@ def _bytes(fault: Fault) -> Objection | None:
     if fault.persist.only_if is not None or fault.select.kind == "largest":
         word = "select" if fault.persist.only_if is None else "if"
         return word, f"{target} is bytes, whose magnitude means nothing"
-    if target == "ckpt" and mutate.bit is not None and not -8 <= mutate.bit < 8:
-        return "mutate", "a file is bytes, which have the bits 0 to 7"
+    return None
+
+
+def _cuda(fault: Fault) -> bool:
+    """Whether it is the random state of CUDA alone; where another may be drawn, it must be possible in that one."""
+    glob = fault.where.glob
+    sources = [one for one in RANDOM_SOURCES if fnmatchcase(one, glob or "*")]
+    return fault.where.target == "rng" and sources == ["cuda"]
+
+
+def _width(fault: Fault) -> Objection | None:
+    target, mutate = fault.where.target, fault.mutate
+    width = _CUDA_WIDTH if _cuda(fault) else _WIDTHS.get(target, WIDEST)
+    what = {
+        "loss": "the loss is a real number, which has",
+        "digest": "a fingerprint is made of words, which have",
+        "ckpt": "a file is bytes, which have",
+        "rng": "random state is made of words, which have",
+    }.get(target, "no dtype has more than")
+    if target == "rng" and not _cuda(fault):
+        what = "the words of torch, numpy and python (rng:cuda has 64 bits) have"
+    if mutate.bit is not None and not -width <= mutate.bit < width:
+        return "mutate", f"{what} the bits 0 to {width - 1}, or -1 to {-width} from the uppermost"
+    if mutate.kind == "bits" and mutate.count > width:
+        return "mutate", f"{what} {width} bits"
+    return None
+
+
+def _elements(fault: Fault) -> Objection | None:
+    target, select = fault.where.target, fault.select
+    most = _CUDA_ELEMENTS if _cuda(fault) else _ELEMENTS.get(target)
+    if most is None:
+        return None
+    what = {"loss": "the loss is one number"}.get(target, f"random state has {most} words")
+    if target == "rng" and not _cuda(fault):
+        what = f"the state of torch, numpy and python has {most} words"
+    if select.kind == "n" and select.count > most:
+        return "select", f"{what}: n={most} is the most"
+    outside = [index for index in select.indices if index >= most]
+    if outside:
+        return "select", f"{what}: there is no index {outside[0]}, the last is {most - 1}"
+    if most == 1 and (fault.mutate.kind == "swap" or fault.mutate.source == "other"):
+        return "mutate", f"{what}: there is no other element for {fault.mutate}"
+    return None
+
+
+def _integers(fault: Fault) -> Objection | None:
+    target, mutate = fault.where.target, fault.mutate
+    if target not in _INTEGERS:
+        return None
+    least, most = _INTEGERS["digest" if _cuda(fault) else target]
+    if target == "digest" and mutate.kind in ("nan", "inf", "add"):
+        return "mutate", f"a fingerprint is made of integers, which know no {mutate.kind}; use bit=B, set=V or random"
+    whole = mutate.value.is_integer() and least <= mutate.value <= most
+    if mutate.kind == "set" and not whole:
+        return "mutate", f"{target} takes whole numbers from {least} to {most}"
+    if mutate.kind == "scale" and not whole:
+        return "mutate", f"{target} is made of integers: they take whole factors below 2**63"
     return None
 
 
@@ -97,4 +170,13 @@ def _alike(fault: Fault) -> Objection | None:
     return None
 
 
-_RULES: tuple[Callable[[Fault], Objection | None], ...] = (_names, _work, _micro, _bytes, _alike)
+_RULES: tuple[Callable[[Fault], Objection | None], ...] = (
+    _names,
+    _work,
+    _micro,
+    _bytes,
+    _width,
+    _elements,
+    _integers,
+    _alike,
+)

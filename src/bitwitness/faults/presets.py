@@ -8,13 +8,17 @@ publication leaves something open, the choice made here is said in `source`.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.spec import (
+    LEAST_CHANCE,
     MEMORY_TARGETS,
+    MOST_RANKS,
+    MOST_STEPS,
     PARAMETER_TARGETS,
     Fault,
     Mutate,
@@ -200,7 +204,8 @@ def expand(
         rate: the share of steps, in place of the preset's own.
 
     Raises:
-        ConfigurationError: there is no such preset, or it has nothing to hit in this phase, or no rate.
+        ConfigurationError: there is no such preset, or it has nothing to hit in this phase, or no rate; or rank, step, module or
+            rate are none that a fault can be written with.
     """
     preset = get(name)
     draw = Random(f"{name}/{seed}/{step}/{module}/{phase}")  # noqa: S311 - a campaign must draw the same again
@@ -208,8 +213,16 @@ def expand(
     if rate is not None and preset.rate is None:
         raise ConfigurationError(f"preset {name} strikes in one step and has no rate")
     share = preset.rate if rate is None else rate
-    if share is not None and not 0.0 < share <= 1.0:
-        raise ConfigurationError(f"preset {name}: rate {share} is no share of steps above 0")
+    if share is not None and not LEAST_CHANCE <= share <= 1.0:
+        raise ConfigurationError(
+            f"preset {name}: rate {share} is no share of steps above 0 (the least is {LEAST_CHANCE})"
+        )
+    if not 0 <= step <= MOST_STEPS:
+        raise ConfigurationError(f"preset {name}: step {step} is none; steps are 0 to {MOST_STEPS}")
+    if rank is not None and not 0 <= rank <= MOST_RANKS:
+        raise ConfigurationError(f"preset {name}: rank {rank} is none; ranks are 0 to {MOST_RANKS}")
+    if re.search(r"[\s@]", module):
+        raise ConfigurationError(f"preset {name}: {module!r} is no glob of modules: it has a blank or '@' in it")
     glob = "" if module == "*" else module
     if target in PARAMETER_TARGETS and glob and not glob.endswith("*"):
         glob += ".*"
