@@ -8,10 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bitwitness.errors import ConfigurationError
+from bitwitness.faults import record
+from bitwitness.faults.grammar import parse_all
+from bitwitness.faults.script import absent, had_their_turn
 from tests.faults import injected
+from tests.faults.test_record import strike
 from tests.guard.harness import Launch, Scenario, launch
 
 CASES: dict[str, tuple[str, bool]] = {
@@ -104,26 +110,115 @@ for step in range(4):
 """
 
 
-def _run(folder: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
-    words = [sys.executable, "-m", "bitwitness", "run", "--nodes", "2", "--run-dir", name, "train.py"]
+RESTARTED = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2 and os.environ["BITWITNESS_GENERATION"] == "1":
+        raise SystemExit(9)
+"""
+"""Its second start passes the same steps again."""
+
+LATE = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+other = torch.nn.Linear(4, 1)
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    if step == 0:
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""The optimizer is made when a step is under way, and beside it one that has nothing to do with the model."""
+
+
+def _run(
+    folder: Path, name: str, *options: str, script: str = SCRIPT, nodes: int = 2, **environment: Any
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    words = [sys.executable, "-m", "bitwitness", "run", "--nodes", str(nodes), "--run-dir", name, *options, "train.py"]
     return subprocess.run(
         words, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
     )
+
+
+def _replay(folder: Path, record: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Of what `_run` has run before, into another directory."""
+    words = [sys.executable, "-m", "bitwitness", "fault", "replay", "--json", str(record)]
+    words += [sys.executable, "-m", "bitwitness", "run", "--nodes", "2", "--run-dir", "again", *options, "train.py"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, json.loads(done.stdout)
+
+
+def _strikes(run_dir: Path) -> list[dict[str, Any]]:
+    return [one.to_json() for one in record.landed(run_dir / "faults")]
 
 
 def test_a_script_is_hit_from_outside_and_again_by_its_record(tmp_path: Path) -> None:
     done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=1 grad_w:weight @ step=2 : n=1 -> bit=26")
     assert done.returncode == 0, done.stderr
     assert "damaged on purpose" in done.stdout + done.stderr
-    record = tmp_path / "hit" / "faults" / "rank-00001.jsonl"
-    (strike,) = [json.loads(line) for line in record.read_text().splitlines()]
+    (strike,) = _strikes(tmp_path / "hit")
     assert (strike["site"]["step"], strike["site"]["name"]) == (2, "weight")
-    words = [sys.executable, "-m", "bitwitness", "fault", "replay", "--json", str(record)]
-    words += [sys.executable, "-m", "bitwitness", "run", "--nodes", "2", "--run-dir", "again", "train.py"]
-    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["reproduced"] is True
+    assert _replay(tmp_path, tmp_path / "hit" / "faults" / "rank-00001.jsonl")[1]["reproduced"] is True
+
+
+def test_a_job_that_was_started_again_is_had_again_start_by_start(tmp_path: Path) -> None:
+    lines = "rank=1 grad_w:weight @ step=2 : n=1 -> bit=26 ; permanent & rank=0 grad_w:bias @ step=1 : all -> bit=3"
+    done = _run(tmp_path, "hit", "--max-restarts", "1", script=RESTARTED, BITWITNESS_FAULT=lines)
+    assert done.returncode == 0, done.stderr
+    struck = [(one["site"]["fault"], one["site"]["start"], one["site"]["step"]) for one in _strikes(tmp_path / "hit")]
+    assert sorted(struck) == [(0, 1, 2), (0, 2, 2), (0, 2, 3), (1, 1, 1)]
+    code, found = _replay(tmp_path, tmp_path / "hit" / "faults", "--max-restarts", "1")
+    assert (code, found["strikes"], found["reproduced"]) == (0, 4, True), found
+    assert not found["additional"]
+
+
+def test_a_run_directory_that_is_used_again_is_hit_by_another_fault(tmp_path: Path) -> None:
+    """What has had its turn is this fault, not its number; and the very same fault does not strike twice, and says so."""
+    line = "rank=1 grad_w:weight @ step=2 : n=1 -> bit={}"
+    for bit, landed in ((26, 1), (25, 2), (25, 2)):
+        done = _run(tmp_path, "hit", BITWITNESS_FAULT=line.format(bit))
+        assert done.returncode == 0, done.stderr
+        assert len(_strikes(tmp_path / "hit")) == landed
+    assert "has had its turn" in done.stdout + done.stderr
+    with pytest.raises(ConfigurationError, match="record of several runs"):
+        record.read(tmp_path / "hit" / "faults")
+
+
+def test_an_optimizer_that_is_made_late_counts_the_steps(tmp_path: Path) -> None:
+    line = "grad_w:1.weight @ step=2 : n=1 -> bit=26"
+    done = _run(tmp_path, "hit", script=LATE, nodes=1, BITWITNESS_FAULT=line)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [2]
+
+
+def test_what_the_model_is_called_with_is_hit_from_the_first_call_on(tmp_path: Path) -> None:
+    done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
+    assert done.returncode == 0, done.stderr
+    assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [0]
+
+
+def test_what_a_death_left_of_a_record_stops_no_later_start(tmp_path: Path) -> None:
+    (tmp_path / "hit" / "faults").mkdir(parents=True)
+    for rank in range(2):
+        (tmp_path / "hit" / "faults" / f"rank-{rank:05d}.jsonl").write_text('{"schema": 1, "si')
+    done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=1 grad_w:weight @ step=2 : n=1 -> bit=26")
+    assert done.returncode == 0, done.stderr
+    assert len(_strikes(tmp_path / "hit")) == 1
 
 
 def test_a_fault_that_never_lands_fails_the_job(tmp_path: Path) -> None:
@@ -132,8 +227,59 @@ def test_a_fault_that_never_lands_fails_the_job(tmp_path: Path) -> None:
     assert "did not land" in done.stdout + done.stderr
 
 
-def test_a_slip_is_an_error_before_anything_starts(tmp_path: Path) -> None:
-    done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=1 grad_w:weight @ step=2 : n=1 -> bitt=26")
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"BITWITNESS_FAULT": "rank=1 grad_w:weight @ step=2 : n=1 -> bitt=26"}, "did you mean bit"),
+        ({"BITWITNESS_FAULT": "rank=7 loss @ step=2 : n=1 -> bit=26"}, "there is no rank 7, the job has 2"),
+        ({"BITWITNESS_FAULT": "node=a rank=2 loss @ step=2 : n=1 -> bit=26"}, "there is no rank 2, the job has 2"),
+        (
+            {"BITWITNESS_FAULT": "loss @ step=2 : n=1 -> zero", "BITWITNESS_FAULT_SEED": "x"},
+            "FAULT_SEED='x': must be a",
+        ),
+        ({"BITWITNESS_FAULT": "@absent"}, "there is no record absent"),
+        ({"BITWITNESS_FAULT": "@"}, "the path of a record is missing"),
+        ({"BITWITNESS_FAULT": "@damaged.jsonl"}, "damaged.jsonl, line 1: no record of a fault: site is None"),
+        ({"BITWITNESS_FAULT": "@far.jsonl"}, "there is no rank 5, the job has 2"),
+    ],
+)
+def test_a_slip_is_an_error_before_anything_starts(environment: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "damaged.jsonl").write_text('{"schema": 1}\n')
+    record.append(tmp_path / "far.jsonl", strike(rank=5))
+    done = _run(tmp_path, "hit", **environment)
     assert done.returncode == 2
-    assert "did you mean bit" in done.stderr
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "hit").exists()
+
+
+# What has had its turn, and what is not there ------------------------------------------------------------------------------
+
+LINE = "fwd_out:head @ step=2 : n=1 -> bit=26"
+
+
+@pytest.mark.parametrize(
+    ("lines", "before", "rank", "node", "numbers"),
+    [
+        (f"rank=1 {LINE}", {"rank": 1}, 1, "elsewhere", {0}),
+        (f"rank=1 {LINE}", {"rank": 1}, 2, "n1", set()),
+        (f"rank=* {LINE}", {"rank": 1}, 2, "n1", set()),
+        (f"node=n1 {LINE}", {"rank": 1}, 2, "n1", {0}),
+        (f"node=n1 {LINE}", {"rank": 1}, 1, "n2", set()),
+        (f"rank=1 {LINE} & rank=1 {LINE}", {"rank": 1, "fault": 1}, 1, "n1", {1}),
+        (f"rank=1 loss @ step=1 : n=1 -> bit=3 & rank=1 {LINE}", {"rank": 1}, 1, "n1", {1}),
+        (f"rank=1 {LINE.replace('26', '25')}", {"rank": 1}, 1, "n1", set()),
+    ],
+)
+def test_what_has_had_its_turn(lines: str, before: dict[str, Any], rank: int, node: str, numbers: set[int]) -> None:
+    faults = parse_all(lines)
+    struck = strike(spec=str(next((one for one in faults if one.where.target == "fwd_out"), faults[0])), **before)
+    if "25" in lines:
+        struck = strike(spec=f"rank=1 {LINE} ; once", **before)
+    assert had_their_turn(faults, [struck], rank, node) == numbers
+
+
+def test_a_node_that_the_job_is_not_on_is_said() -> None:
+    faults = parse_all(f"node=n7 {LINE} & node=n1 {LINE} & rank=0 {LINE}")
+    (words,) = absent([*faults, strike()], ("n0", "n1"))
+    assert "the job has no node 'n7', so nothing is hit; it is on n0, n1" in words

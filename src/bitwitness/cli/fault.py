@@ -16,13 +16,17 @@ from rich.table import Table
 from bitwitness.cli.output import console, plain, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.errors import ConfigurationError, MissingExtra
+from bitwitness.runfiles.supervision import SupervisionFiles
 
 if TYPE_CHECKING:
-    from bitwitness.faults.record import Strike
+    from bitwitness.faults.record import Site, Strike
 
 DATABASE = "results.sqlite"
 
 _SHOWN = 20
+
+_CORRUPTION = (160, 3)
+"""What a command ends with that has found what it was hit by."""
 
 
 @click.group()
@@ -75,7 +79,7 @@ def show(record: Path, as_json: bool) -> None:
     _require_torch()
     from bitwitness.faults.record import read
 
-    strikes = read(record)
+    strikes = read(record, of_one_run=False)
     if as_json:
         print_json({"record": str(record), "strikes": [one.to_json() for one in strikes]})
         return
@@ -105,7 +109,8 @@ def replay(ctx: click.Context, as_json: bool, record: Path, command: tuple[str, 
     new ... RECORD may be the folder of a campaign instead, and in place of COMMAND stands the key of one of its runs, or the
     beginning of it.
 
-    Exit code 0: the very same bits were changed, at the same moments. 1: not, as it then says.
+    Exit code 0: the very same bits were changed, at the same moments, and no others. 1: not, or COMMAND has failed with a code
+    that is not of corruption (160, 3) and not that of the recorded run, as it then says.
     """
     _require_torch()
     of_campaign = (record / DATABASE).is_file()
@@ -120,7 +125,7 @@ def replay(ctx: click.Context, as_json: bool, record: Path, command: tuple[str, 
 
 def _replay_command(record: Path, command: Sequence[str], quiet: bool) -> dict[str, Any]:
     """Run a command with the record in its environment, and compare what it records."""
-    from bitwitness.faults.record import read
+    from bitwitness.faults.record import landed, read
 
     before = read(record)
     if not command:
@@ -137,8 +142,27 @@ def _replay_command(record: Path, command: Sequence[str], quiet: bool) -> dict[s
             code = subprocess.run(command, env=environment, check=False, stdout=2 if quiet else None).returncode
         except OSError as error:
             raise ConfigurationError(f"{command[0]} cannot be run: {error.strerror or error}") from error
-        after = read(Path(folder)) if any(Path(folder).glob("*.jsonl")) else ()
-    return {**_compared(before, after), "command": list(command), "exit_code": code}
+        after = landed(Path(folder))
+    then = _ended_with(record)
+    found = {**_compared(before, after), "command": list(command), "exit_code": code, "recorded_exit_code": then}
+    if code != (then or 0):
+        found["words"] += f"; {plain(command[0])} {_how(code)}" + (f", the recorded run with {then}" if then else "")
+    if code not in (0, *_CORRUPTION, then):
+        found["reproduced"] = False
+    return found
+
+
+def _ended_with(record: Path) -> int | None:
+    """The exit code of the run in whose directory a record lies; None where it is not known."""
+    run_dir = record.absolute().parent if record.is_dir() else record.absolute().parent.parent
+    files = SupervisionFiles(run_dir)
+    session = files.read_session()
+    stop = files.read_stop(session.id) if session is not None else None
+    return stop.exit_code if stop is not None else None
+
+
+def _how(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _replay_cell(folder: Path, words: Sequence[str]) -> dict[str, Any]:
@@ -162,14 +186,30 @@ def _compared(before: Sequence[Strike], after: Sequence[Strike]) -> dict[str, An
     wanted = {one.site: one.to_json() for one in before}
     got = {one.site: one.to_json() for one in after}
     missing = [site for site in wanted if got.get(site) != wanted[site]]
+    additional = [site for site in got if site not in wanted]
     words = f"{len(wanted)} strikes again, bit for bit"
     if missing:
-        first = missing[0]
         words = (
-            f"{len(missing)} of {len(wanted)} recorded strikes were not met, the first at step {first.step} on rank {first.rank} "
-            f"({first.target} {plain(first.name)}): is it the same job, with the same seed, data and number of ranks?"
+            f"{len(missing)} of {len(wanted)} recorded strikes were not met, the first {_at(missing[0])}: is it the same job, with "
+            "the same seed, data and number of ranks?"
         )
-    return {"reproduced": not missing, "strikes": len(wanted), "missing": len(missing), "words": words}
+    if additional:
+        words += (
+            f"{'' if missing else ', but'} {len(additional)} landed that the record does not have, the first {_at(additional[0])}: "
+            "is the command hit by something else as well?"
+        )
+    return {
+        "reproduced": not missing and not additional,
+        "strikes": len(wanted),
+        "missing": len(missing),
+        "additional": len(additional),
+        "words": words,
+    }
+
+
+def _at(site: Site) -> str:
+    start = f" of start {site.start}" if site.start > 1 else ""
+    return f"at step {site.step}{start} on rank {site.rank} ({site.target} {plain(site.name)})"
 
 
 def _require_torch() -> None:

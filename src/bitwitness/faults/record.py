@@ -122,10 +122,10 @@ class Strike:
         target = _fault(spec).where.target
         _require(site.target == target, f"the site's target is {site.target!r}, and that of its fault {target!r}")
         _require(
-            isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape),
+            isinstance(shape, list | tuple) and all(type(size) is int and size >= 0 for size in shape),
             f"shape is {shortened(shape)}, must be a list of sizes",
         )
-        assert isinstance(shape, list)
+        assert isinstance(shape, list | tuple)
         made = cls(
             site=site,
             spec=spec,

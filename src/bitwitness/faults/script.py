@@ -61,8 +61,7 @@ class Script:
         """Begin to wait."""
         watching = seams.watched(_Waiting(self))
         watching.__enter__()
-        called = nn.modules.module.register_module_forward_pre_hook(self._called)
-        self._waiting = [lambda: watching.__exit__(None, None, None), called.remove]
+        self._waiting = [lambda: watching.__exit__(None, None, None), _watched_calls(self._called)]
         self._noticing = _noticed(self._made)
 
     def guarded(self, job: Job) -> None:
@@ -124,16 +123,13 @@ class Script:
         asked_for = {str(one) for one in self._faults if isinstance(one, Fault)}
         return bool(asked_for) and asked_for.isdisjoint(strike.spec for strike in self._before)
 
-    def _called(self, module: nn.Module, args: Any) -> None:
+    def _called(self, module: nn.Module) -> None:
         trains = any(parameter.requires_grad for parameter in module.parameters())
         if not module.training or not torch.is_grad_enabled() or not trains:
             return
         self._parameters = {id(parameter) for parameter in module.parameters()}
         made, self._optimizers = self._optimizers, []
         self.strike(module, [one for one in made if self._trains(one)] or made)
-        # The hooks of this very call were looked up before there were any: tell the injector that its first forward runs.
-        assert self._injector is not None
-        self._injector._before_forward()
 
     def _made(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of the job, or perhaps of a job to come. A guard is told by its script which are the job's."""
@@ -206,6 +202,25 @@ def absent(faults: Sequence[Fault | Strike], nodes: Sequence[str]) -> list[str]:
         for one in faults
         if isinstance(one, Fault) and one.where.node and one.where.node not in nodes
     ]
+
+
+def _watched_calls(called: Callable[[nn.Module], None]) -> Callable[[], None]:
+    """Tell of every call of a module, before its hooks are looked up, so that those placed then see this very call.
+
+    A global hook would be looked up with them, and become part of code that is compiled. Returns what ends it.
+    """
+    original = nn.Module.__call__
+
+    def watched(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            called(self)
+        return original(self, *args, **kwargs)
+
+    def end() -> None:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    nn.Module.__call__ = watched  # type: ignore[method-assign]
+    return end
 
 
 def _noticed(made: Callable[[torch.optim.Optimizer], None]) -> Callable[[], None]:
