@@ -132,6 +132,31 @@ def test_a_page_with_problems_names_them() -> None:
     assert "Not as promised: 1 covered faults were missed" in read.text
 
 
+def test_a_page_marks_what_proves_nothing() -> None:
+    def crashes(spec: CellSpec) -> CellResult:
+        covered = spec.role == "fault" and spec.policy is not None and "fwd_out" in spec.faults[0]
+        return CellResult(spec.key, "crash", "no memory", struck=1) if covered else good(spec)
+
+    judged, given = made(crashes)
+    read = page(report.render(campaign(), judged, given))
+    assert "As promised" in read.text
+    assert "Not proved: 1 faults were promised" in read.text
+    assert read.classes.count("unproved") == 1
+    assert "promised for certain, and nothing is proved" in read.text
+    assert "unproved" not in page(report.render(campaign(), *made(good))).classes
+
+
+def test_a_page_marks_a_hang_under_a_guard() -> None:
+    def hangs(spec: CellSpec) -> CellResult:
+        guarded = spec.role == "fault" and spec.policy is not None
+        return CellResult(spec.key, "hang", struck=1) if guarded else good(spec)
+
+    judged, given = made(hangs)
+    read = page(report.render(campaign(), judged, given))
+    assert "Not as promised: 2 times a guarded run hung" in read.text
+    assert read.classes.count("problem") == 2
+
+
 def test_a_page_of_nothing_is_a_page() -> None:
     page(report.render(campaign(), table.build([], campaign().classify, 12), []))
 

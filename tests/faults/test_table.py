@@ -9,7 +9,8 @@ import pytest
 
 from bitwitness.faults.cells import CellResult, CellSpec
 from bitwitness.faults.outcomes import Settings
-from bitwitness.faults.table import COLUMNS, Row, Table, build, policy_name
+from bitwitness.faults.rows import COLUMNS, Row, policy_name
+from bitwitness.faults.table import Table, build
 from tests.faults.campaigns import campaign, caught, digests, everywhere, finished, saves, verdict
 
 EVERY = {"audit_every": 1, "check_every": 1}
@@ -159,6 +160,132 @@ def test_what_a_rank_reads_wrongly_that_writes_nothing_harms_nothing() -> None:
     assert judged(spec(line), finished(spec(line), struck_ranks=(0,)))[0].status == "missed"
 
 
+def test_a_file_that_retention_has_removed_harms_nobody() -> None:
+    line = "ckpt @ step=3 : n=1 -> bit=5 ; once"
+    strike = {"site": {"step": 3, "target": "ckpt"}}
+    gone = ({"step": 4, "published": True, "problem": "", "gone": True}, *saves(8))
+    result = finished(spec(line), strikes=(strike,), checkpoints=gone)
+    row, table = judged(spec(line), result)
+    assert (row.status, row.masked) == ("masked", True)
+    assert "nobody can resume" in row.note
+    assert not table.summary.problems()
+    for other in (
+        replace(result, checkpoints=saves(4, 8)),
+        replace(result, strikes=(strike, {"site": {"step": 7, "target": "ckpt"}}), struck=2),
+        replace(result, struck=2),  # of one strike nothing is known
+        replace(result, strikes=()),
+    ):
+        assert judged(spec(line), other)[0].status == "missed"
+    saving = "rank=1 during=save ckpt @ step=3 : n=1 -> bit=5 ; once"
+    assert judged(spec(saving), result)[0].status == "missed", "what was read back was wrong then"
+
+
+SPARSE = {"audit_every": 1, "check_every": 4}
+MOMENT = "rank=1 exp_avg @ step=4 : n=1 -> bit=0 ; once"
+
+
+def test_what_is_right_again_whenever_it_is_compared_has_healed() -> None:
+    for steps in ({4}, {4, 5, 6}):
+        row, table = judged(spec(MOMENT, SPARSE), finished(spec(MOMENT, SPARSE), digests=digests({1: steps})))
+        assert (row.status, row.masked, row.note) == ("masked", True, "healed before it was compared")
+        assert (row.updates, table.summary.masked, table.summary.problems()) == (len(steps), 1, [])
+
+
+def test_what_is_wrong_at_a_comparison_or_at_the_end_has_not_healed() -> None:
+    for line, policy, steps, options in (
+        (MOMENT, SPARSE, {5, 6, 7}, {}),
+        (MOMENT.replace("step=4", "step=1"), SPARSE, {1, 2, 3}, {}),
+        (MOMENT, EVERY, {4}, {}),
+        (MOMENT, {"audit_every": 1, "check_every": 100, "checkpoint_every": 0}, {7}, {"checkpoint_every": 0}),
+        # A save that the policy was not told of.
+        (MOMENT.replace("step=4", "step=3"), {**SPARSE, "check_every": 3, "checkpoint_every": 0}, {3}, {}),
+    ):
+        one = spec(line, policy, **options)
+        row, _ = judged(one, finished(one, digests=digests({1: steps})))
+        assert row.status in ("missed", "by chance"), (policy, steps)
+        assert (row.masked, row.note) == (False, "")
+    unguarded = spec(MOMENT, None)
+    assert judged(unguarded, finished(unguarded, digests=digests({1: {4}})))[0].masked is False
+
+
+# Policies that go on -------------------------------------------------------------------------------------------------
+
+
+def shadow(one: CellSpec, **rest: Any) -> CellResult:
+    found = verdict(4, 1)
+    return finished(one, verdict=found, verdicts=(found,), caught_step=4, caught_by="replay", **rest)
+
+
+def save(step: int, distrusted: str = "", **rest: Any) -> dict[str, Any]:
+    return {"step": step, "published": True, "problem": "", "distrusted": distrusted, **rest}
+
+
+def test_an_update_that_was_left_out_is_not_damage() -> None:
+    skip = spec(COVERED, {**EVERY, "on_detection": "skip"})
+    row, table = judged(skip, shadow(skip, digests=everywhere(4), checkpoints=(save(4), save(8))))
+    assert (row.status, row.late, row.updates, row.held, row.masked) == ("caught", 0, 0, (), None)
+    assert not table.summary.problems()
+    late, table = judged(skip, shadow(skip, digests=everywhere(2), checkpoints=(save(4), save(8))))
+    assert (late.late, late.updates, late.held) == (2, 2, (4,)), "before the catch nothing was left out"
+    assert table.summary.late
+
+
+def test_a_step_that_was_run_again_leaves_the_right_bits() -> None:
+    retry = spec(COVERED, {**EVERY, "on_detection": "retry"})
+    row, table = judged(retry, shadow(retry))
+    assert (row.status, row.late, row.held, row.masked) == ("caught", 0, (), True)
+    assert not table.summary.problems()
+    row, table = judged(retry, shadow(retry, digests=everywhere(4), checkpoints=(save(4), save(8))))
+    assert (row.held, len(table.summary.late)) == ((8,), 1), "a retry that did not help"
+
+
+def test_a_checkpoint_whose_label_says_so_holds_nothing_unseen() -> None:
+    record = spec(COVERED, {**EVERY, "on_detection": "record"})
+    told = "it is not a verified one: replay had failed when it was saved"
+    row, table = judged(record, shadow(record, digests=everywhere(4), checkpoints=(save(4), save(8, told))))
+    assert (row.status, row.late, row.held) == ("caught", 0, ())
+    assert not table.summary.problems()
+    gone = (save(4), save(6, gone=True), save(8, told))
+    assert judged(record, shadow(record, digests=everywhere(4), checkpoints=gone))[0].held == ()
+    for saved in ((save(4), save(8)), (save(4, gone=True), save(8, told))):
+        row, table = judged(record, shadow(record, digests=everywhere(3), checkpoints=saved))
+        assert row.held
+        assert table.summary.late
+
+
+# What proves nothing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["not_landed", "crash", "hang"])
+def test_what_was_promised_and_proves_nothing_is_marked(end: Any) -> None:
+    row, table = judged(spec(), replace(finished(spec()), end=end, digests=()))
+    assert row.is_unproved
+    assert "nothing is proved" in row.note
+    assert len(table.summary.unproved) == 1
+    assert "1 faults were promised" in table.summary.remarks()[0]
+    assert table.to_json()["remarks"]
+    assert table.summary.problems() == (["1 times a guarded run hung"] if end == "hang" else [])
+    uncovered = spec("rank=1 comm.pre @ step=4 : n=1 -> bit=20 ; once")
+    row, table = judged(uncovered, replace(finished(uncovered), end=end, digests=()))
+    assert not row.is_unproved
+    assert not table.summary.remarks()
+
+
+def test_a_fault_may_hang_a_run_that_nobody_guards() -> None:
+    unguarded = spec(COVERED, None)
+    row, table = judged(unguarded, replace(finished(unguarded), end="hang"))
+    assert row.status == "hang"
+    assert not table.summary.problems()
+    assert not table.summary.remarks()
+
+
+def test_wrong_names_are_told_whatever_was_promised() -> None:
+    line = "rank=0 fwd_out:2 @ step=4 : index=1 -> bit=20 ; permanent & rank=1 fwd_out:2 @ step=4 : index=1 -> bit=20 ; permanent"
+    row, table = judged(spec(line), caught(spec(line), 4, 2, struck_ranks=(0, 1)))
+    assert (row.coverage.covered, row.named) == (False, "wrong")
+    assert len(table.summary.wrong_rank) == len(table.summary.not_covered) == 1
+
+
 # Fault-free runs -----------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +337,18 @@ def test_predicted_beside_measured() -> None:
     assert (more.measured.count, more.measured.of) == (6, 41)
     summary = build(given, Settings()).summary
     assert (summary.by_chance, summary.missed) == (35, [])
+
+
+def test_a_lower_bound_is_no_prediction() -> None:
+    policy = {"audit_every": 4, "check_every": 4}
+    line = "rank=1 each fwd_out @ every=1 from=1 : n=1 -> bit=20 ; intermittent=0.05"
+    one = spec(line, policy)
+    row, table = judged(one, finished(one, digests=everywhere(4)))
+    assert row.coverage.at_least
+    assert row.status == "by chance"
+    assert table.chances == ()
+    drawn = spec(line.replace("each ", ""), policy)
+    assert len(judged(drawn, finished(drawn, digests=everywhere(4)))[1].chances) == 1
 
 
 def test_outcomes_of_unguarded_runs_have_intervals() -> None:

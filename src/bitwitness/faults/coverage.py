@@ -7,21 +7,26 @@ campaign then shows whether it was. A fault that no check covers stays in the ta
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from bitwitness.faults.job import Shape
+from bitwitness.faults.alike import same_damage
+from bitwitness.faults.chance import chance, is_least
 from bitwitness.faults.spec import MEMORY_TARGETS, Fault
-from bitwitness.policy import Policy
+from bitwitness.faults.world import (
+    ARITHMETIC,
+    INSIDE,
+    World,
+    due_steps,
+    makes_nonfinite,
+    none_of,
+    shown_as_nonfinite,
+    window,
+)
 
 _ALIKE = "it is the same on every rank, and nothing compares a rank with anything but the others"
-_FORWARD = ("fwd_in", "fwd_w", "fwd_out", "loss")
 _BACKWARD = ("grad_out", "grad_in", "grad_w")
-_INSIDE = ("replay", "arbiter", "rerun", "fingerprint")
-"""Work of the guard's own: training is not touched by what goes wrong in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Coverage:
         probability: that it is caught, if it lands unmasked: 1 if certain, 0 if not covered.
         delay: how many steps a certain catch may come after the damage.
         sampled: whether its check looks at a share of the steps or micro-batches only, be it at this one or not.
+        lands: the probability that it strikes at all.
+        at_least: whether `probability` is a lower bound, because how often it draws is not known here.
     """
 
     covered: bool
@@ -45,18 +52,12 @@ class Coverage:
     probability: float
     delay: int = 0
     sampled: bool = False
+    lands: float = 1.0
+    at_least: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
-        return {
-            "covered": self.covered,
-            "certain": self.certain,
-            "check": self.check,
-            "words": self.words,
-            "probability": self.probability,
-            "delay": self.delay,
-            "sampled": self.sampled,
-        }
+        return asdict(self)
 
 
 def covers(faults: Sequence[Fault], options: Mapping[str, Any], policy: Mapping[str, Any] | None) -> Coverage:
@@ -64,63 +65,42 @@ def covers(faults: Sequence[Fault], options: Mapping[str, Any], policy: Mapping[
 
     Args:
         faults: one or several.
-        options: of the job: `ranks`, `ranks_per_node`, `steps`, `rebuild`, `checkpoint_every`; `accumulate`, `precision`, `compile`.
+        options: of the job: `ranks`, `ranks_per_node`, `steps`, `rebuild`, `checkpoint_every`; `accumulate`, `precision`, `compile`,
+            `checkpointing`.
         policy: settings of `Policy`; None: unguarded.
     """
     if policy is None:
         return _no("the run is not guarded")
     if not faults:
         return _no("there is no fault")
-    world = _World.of(options, policy)
-    alike = _same_everywhere(faults, world)
-    if alike:
-        return _no(alike)
-    each = [_one(fault, world) for fault in faults]
+    world = World.of(options, policy)
+    # What is wrong in the work after a disagreement hides none: whether there is one is for the other faults to say.
+    first = [fault for fault in faults if fault.where.during not in ("arbiter", "rerun")] or list(faults)
+    beginners = _beginners(first, world)
+    found = _together([_one(fault, world, beginners) for fault in first])
+    alike = same_damage(faults, world) if found.covered else ""
+    return _no(alike) if alike else found
+
+
+def _together(each: Sequence[Coverage]) -> Coverage:
+    """What is promised of several: what the least covered of them is; each may be the one that is caught."""
     if len(each) == 1:
         return each[0]
     covered = all(one.covered for one in each)
+    lands = 1.0 - none_of(one.lands for one in each)
+    caught = 1.0 - none_of(one.probability * one.lands for one in each)
     words = [one.words for one in each if one.covered == covered]
-    chance = 1.0 - math.prod(1.0 - one.probability for one in each)
     return Coverage(
         covered=covered,
         certain=covered and all(one.certain for one in each),
         check=" + ".join(dict.fromkeys(one.check for one in each if one.check)),
         words="; ".join(dict.fromkeys(words)),
-        probability=chance,
+        probability=min(1.0, caught / lands) if covered and lands else 0.0,
         delay=max(one.delay for one in each),
         sampled=any(one.sampled for one in each),
+        lands=lands,
+        at_least=any(one.at_least for one in each),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _World:
-    """What a fault meets. `level`: what audits compare, as far as options and policy tell."""
-
-    shape: Shape
-    policy: Policy
-    micros: int
-    scaler: bool
-    level: Literal["gradients", "loss", "off"]
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], settings: Mapping[str, Any]) -> _World:
-        shape, rest = Shape.split(options)
-        # As a cell does: its saves are known beforehand.
-        policy = Policy(**{"checkpoint_every": shape.checkpoint_every, **settings})
-        level: Literal["gradients", "loss", "off"] = "gradients" if policy.audit == "auto" else policy.audit
-        if rest.get("compile") and policy.audit == "auto":
-            level = "off"
-        return cls(shape, policy, int(rest.get("accumulate", 1)), rest.get("precision") == "fp16", level)
-
-    @property
-    def nodes(self) -> int:
-        return math.ceil(self.shape.ranks / self.shape.ranks_per_node)
-
-    def node(self, rank: int) -> int:
-        return rank // self.shape.ranks_per_node
-
-    def audits(self, step: int) -> bool:
-        return self.level != "off" and (step == 0 or self.policy.audit_due(step))
 
 
 def _no(words: str, check: str = "") -> Coverage:
@@ -134,13 +114,19 @@ def _yes(check: str, words: str, delay: int = 0) -> Coverage:
 # One fault -----------------------------------------------------------------------------------------------------------
 
 
-def _one(fault: Fault, world: _World) -> Coverage:
-    target, during = fault.where.target, fault.where.during
-    if not _due(fault, world):
+def _one(fault: Fault, world: World, beginners: int) -> Coverage:
+    if not window(fault, world):
         return _no("it is not due in any step of the job")
+    found = _rule(fault, world, beginners)
+    return replace(found, lands=chance(fault, world).lands)
+
+
+def _rule(fault: Fault, world: World, beginners: int) -> Coverage:
+    """The rule for its target and for the work that it is in; `beginners`: see `_beginners`."""
+    target, during = fault.where.target, fault.where.during
     if target == "ckpt" or during == "save":
         return _saved(fault, world)
-    if target == "digest" or during in _INSIDE:
+    if target == "digest" or during in INSIDE:
         return _inside(fault, world)
     if target in ("comm.pre", "comm.reduce", "comm.post"):
         return _communication(fault, world)
@@ -151,36 +137,81 @@ def _one(fault: Fault, world: _World) -> Coverage:
     if target in MEMORY_TARGETS or during == "update":
         return _memory(fault, world)
     if target == "input":
-        return _input(fault, world)
-    return _computed(fault, world)
+        return _input(fault, world, beginners)
+    return _computed(fault, world, beginners)
 
 
-def _saved(fault: Fault, world: _World) -> Coverage:
+def _ever(does: Callable[[int], bool], fault: Fault, world: World) -> bool:
+    """Whether the work in which it strikes comes in any step in which it may."""
+    return any(map(does, window(fault, world)))
+
+
+def _saved(fault: Fault, world: World) -> Coverage:
+    target, during = fault.where.target, fault.where.during
     if not world.shape.checkpoint_every:
         return _no("the job saves nothing")
-    if fault.where.target == "ckpt" and fault.where.during is None:
+    if not _ever(world.saves, fault, world):
+        return _no("the job saves nothing after a step in which it may strike")
+    if target == "ckpt" and during is None:
         return _yes("checkpoint", "the label holds the SHA-256 of every file; whoever resumes compares")
+    if target == "buffer":
+        return _no("a buffer may differ between ranks, so what is read back is compared only with what was written")
     return _yes(
         "checkpoint",
         "a rank on another node reads back what was written and compares fingerprints, before it is published",
     )
 
 
-def _inside(fault: Fault, world: _World) -> Coverage:
-    if fault.where.rank == "*" and (fault.where.target == "digest" or fault.where.during == "fingerprint"):
+def _inside(fault: Fault, world: World) -> Coverage:
+    """The guard's own work: training is not touched, and the promise holds only where that work comes at all."""
+    during = fault.where.during
+    if world.on_all(fault) and (fault.where.target == "digest" or during == "fingerprint"):
         return _no(f"a fingerprint that is wrong: {_ALIKE}. Training is not touched")
     if world.shape.ranks == 1:
         return _no("one process compares with nobody. Training is not touched")
+    if during in ("arbiter", "rerun"):
+        return _no("that work comes only after a disagreement, and this fault makes none. Training is not touched")
+    why_not = _no_replay(fault, world) if during == "replay" else _no_fingerprint(fault, world)
+    if why_not:
+        return _no(f"{why_not}. Training is not touched")
     return _yes("any", "the guard's own work was wrong and training was not: what differs is the rank that did it")
 
 
-def _communication(fault: Fault, world: _World) -> Coverage:
+def _no_replay(fault: Fault, world: World) -> str:
+    """Why no replay goes wrong by it in a way that shows; empty if one does."""
+    if world.level == "off":
+        return "audits are off, so that nothing is replayed"
+    if world.level == "loss":
+        return "audits compare the loss only, which it need not change"
+    return "" if _ever(world.audits, fault, world) else "nothing is replayed in a step in which it may strike"
+
+
+def _no_fingerprint(fault: Fault, world: World) -> str:
+    """Why no fingerprint that is compared goes wrong by it; empty if one does."""
+    target = fault.where.target
+    if target == "digest":
+        if fault.persist.kind == "permanent" or world.level == "off":
+            return ""  # that of the reduced gradient is compared in every step
+        every = world.micros == 1 and all(map(world.audits, window(fault, world)))
+        return "" if every else "the first fingerprint of a step is that of its batch, which only an audit compares"
+    if target not in MEMORY_TARGETS:
+        return f"no fingerprint is taken of {target} where it could be misread"
+    if target == "buffer" and not world.policy.replica_buffers:
+        return "no fingerprint is taken of a buffer, but with Policy(replica_buffers=True)"
+
+    def hashed(step: int) -> bool:
+        return world.policy.replicas_due(step) or (target == "param" and world.audits(step))
+
+    return "" if _ever(hashed, fault, world) else "it is not fingerprinted in a step in which it may strike"
+
+
+def _communication(fault: Fault, world: World) -> Coverage:
     target = fault.where.target
     if world.shape.ranks == 1:
         return _no("one process reduces nothing")
-    if target == "comm.post" and fault.where.rank != "*":
+    if target == "comm.post" and not world.on_all(fault):
         return _yes("numerics", "the fingerprint of the reduced gradient is compared across the ranks in every step")
-    if _makes_nonfinite(fault, ("nan", "inf")):
+    if makes_nonfinite(fault, ("nan", "inf")):
         if world.scaler:
             return _no("a GradScaler skips a step whose reduced gradient is not finite, and no alarm is made of that")
         return _yes("numerics", "the reduced gradient is not finite, or no longer on all ranks")
@@ -188,28 +219,29 @@ def _communication(fault: Fault, world: _World) -> Coverage:
     return _no(f"a finite change {where}: {_ALIKE}. It takes the check allreduce, which does not exist yet")
 
 
-def _buffer(fault: Fault, world: _World) -> Coverage:
-    if world.policy.replica_buffers and fault.where.rank != "*" and world.shape.ranks > 1:
+def _buffer(fault: Fault, world: World) -> Coverage:
+    if world.policy.replica_buffers and not world.on_all(fault) and world.shape.ranks > 1:
         return _compared(fault, world, "Policy(replica_buffers=True) compares buffers as it does parameters")
     if world.shape.ranks == 1:
         return _no("one process has nobody to compare its buffers with")
-    if fault.where.rank == 0 or fault.where.rank is None or fault.where.rank == "*":
+    ranks = world.ranks(fault)
+    if ranks is None or 0 in ranks:
         return _no("DDP hands the buffers of rank 0 to all ranks before anything compares them")
     return _no("DDP overwrites it with the buffer of rank 0 in the next forward; nothing compares it before")
 
 
-def _memory(fault: Fault, world: _World) -> Coverage:
+def _memory(fault: Fault, world: World) -> Coverage:
     if world.shape.ranks == 1:
         return _no("no replica: it takes the check at_rest, which does not exist yet")
-    if fault.where.rank == "*":
+    if world.on_all(fault):
         check = "update" if fault.where.during == "update" else "at_rest"
         return _no(f"{_ALIKE}. It takes the check {check}, which does not exist yet")
     return _compared(fault, world, "parameters and optimizer state are compared across the replicas")
 
 
-def _compared(fault: Fault, world: _World, words: str) -> Coverage:
-    """By *replicas*: what has parted stays parted, so that only the next comparison matters."""
-    due = _due(fault, world)
+def _compared(fault: Fault, world: World, words: str) -> Coverage:
+    """By *replicas* at the next comparison. What is bit for bit the same again by then has healed, and is masked."""
+    due = due_steps(fault, world)
     following = [step for step in range(due[0], world.shape.steps) if world.policy.replicas_due(step)]
     if not following:
         return Coverage(True, False, "replicas", f"{words}, but not again before the job ends", 0.0)
@@ -217,18 +249,17 @@ def _compared(fault: Fault, world: _World, words: str) -> Coverage:
     return _yes("replicas", words, gap - 1)
 
 
-def _input(fault: Fault, world: _World) -> Coverage:
+def _input(fault: Fault, world: World, beginners: int) -> Coverage:
     if not world.shape.rebuild:
         return _no("without rebuild_batch the witness is sent the very batch in question")
     if world.shape.ranks == 1:
         return _no("one process has no witness")
-    return _audited(fault, world, "input", "the witness makes the batch anew and compares it")
+    return _audited(fault, world, "input", "the witness makes the batch anew and compares it", beginners)
 
 
-def _computed(fault: Fault, world: _World) -> Coverage:
+def _computed(fault: Fault, world: World, beginners: int) -> Coverage:
     """Arithmetic on the way to the local gradient."""
-    kinds: tuple[str, ...] = ("nan", "inf") if fault.where.target == "grad_w" else ("nan",)
-    if _makes_nonfinite(fault, kinds) and not world.scaler:
+    if makes_nonfinite(fault, shown_as_nonfinite(fault)) and not world.scaler:
         return _yes("numerics", "local gradients are looked at for NaN and Inf in every step")
     if world.level == "off":
         return _no(
@@ -243,80 +274,36 @@ def _computed(fault: Fault, world: _World) -> Coverage:
     if world.shape.ranks == 1:
         if fault.persist.kind == "permanent":
             return _no("one process can only repeat its own work, and this repeats as well")
-        return _audited(fault, world, "replay", "one process repeats its own work: what does not repeat is found")
-    return _audited(fault, world, "replay", "another node repeats the micro-batch and compares loss and gradients")
+        return _audited(fault, world, "replay", "one process repeats its own work: what does not repeat is found", 0)
+    words = "another node repeats the micro-batch and compares loss and gradients"
+    return _audited(fault, world, "replay", words, beginners)
 
 
-def _audited(fault: Fault, world: _World, check: str, words: str) -> Coverage:
+def _beginners(faults: Sequence[Fault], world: World) -> int:
+    """How many ranks are hit in the very first step by arithmetic that does not go wrong each time."""
+    hit: set[int | str] = set()
+    for number, fault in enumerate(faults):
+        in_training = fault.where.target in ARITHMETIC and fault.where.during in (None, "train")
+        if in_training and fault.persist.kind != "permanent" and window(fault, world)[:1] == [0]:
+            ranks = world.ranks(fault)
+            hit |= {f"drawn {number}"} if ranks is None else ranks
+    return len(hit)
+
+
+def _audited(fault: Fault, world: World, check: str, words: str, beginners: int) -> Coverage:
     """Seen if its micro-batch is the audited one of a step that is audited."""
-    due = _due(fault, world)
-    hit = world.shape.ranks if fault.where.rank == "*" else 1
-    if check == "replay" and due[0] == 0 and fault.persist.kind != "permanent" and 2 * hit >= world.shape.ranks > 1:
+    if check == "replay" and window(fault, world)[0] == 0 and 2 * beginners >= world.shape.ranks > 1:
         return _no(
             "what differs on half of the ranks in the very first step is taken for a workload that does not repeat"
         )
-    whole_step = fault.persist.kind == "permanent" and fault.when.micro is None
-    if all(map(world.audits, due)) and (world.micros == 1 or whole_step):
+    met = chance(fault, world).if_landed
+    least = is_least(fault, world)
+    # A device that is always wrong is so as a witness as well, whichever micro-batch it has of its own.
+    always = fault.persist.kind == "permanent" and (fault.when.micro is None or fault.where.during is None)
+    if all(map(world.audits, window(fault, world))) and (world.micros == 1 or always):
         return Coverage(True, True, check, words, 1.0, sampled=world.policy.audit_every > 1 or world.micros > 1)
-    chance = _chance(fault, world, due, whole_step)
     audited = f"every {world.policy.audit_every} steps"
     share = f", one of {world.micros} micro-batches of a step" if world.micros > 1 else ""
-    return Coverage(True, False, check, f"{words}, {audited}{share}: caught by chance", chance, sampled=True)
-
-
-def _chance(fault: Fault, world: _World, due: Sequence[int], whole_step: bool) -> float:
-    """That an audit meets it: the sum over the steps it may strike in, for one that strikes once; else one minus no meeting.
-
-    An intermittent fault is met as owner and as witness, hence 1 - (1 - p)^2 an audit (reference/faults.md section 6).
-    """
-    in_step = 1.0 if whole_step else 1.0 / world.micros
-    p = fault.when.p
-    if fault.persist.kind == "once":
-        waiting, met = 1.0, 0.0
-        for step in due:
-            met += waiting * p * (in_step if world.audits(step) else 0.0)
-            waiting *= 1.0 - p
-        return met
-    strikes = fault.persist.p if fault.persist.kind == "intermittent" else 1.0
-    if fault.where.during is None:
-        strikes = 1.0 - (1.0 - strikes) ** 2
-    return 1.0 - math.prod(1.0 - p * strikes * in_step for step in due if world.audits(step))
-
-
-# What faults have in common ------------------------------------------------------------------------------------------
-
-
-def _due(fault: Fault, world: _World) -> list[int]:
-    """The steps in which it may strike; of one that strikes once and surely, the first."""
-    when, steps = fault.when, world.shape.steps
-    stays = fault.persist.kind == "permanent" and when.last == when.first
-    last = steps - 1 if when.last is None or stays else min(when.last, steps - 1)
-    due = list(range(when.first, last + 1, when.every))
-    return due[:1] if fault.persist.kind == "once" and when.p >= 1.0 else due
-
-
-def _makes_nonfinite(fault: Fault, kinds: Sequence[str]) -> bool:
-    mutate = fault.mutate
-    return mutate.kind in kinds or (mutate.kind == "set" and not math.isfinite(mutate.value) and "inf" in kinds)
-
-
-def _same_everywhere(faults: Sequence[Fault], world: _World) -> str:
-    """Why faults of which every node has the same one, all the time, are not seen; empty where some node is healthy.
-
-    One healthy node suffices: it witnesses, and is witnessed by, somebody who is not.
-    """
-    nodes: dict[tuple[str, ...], set[int]] = defaultdict(set)
-    for fault in faults:
-        where = fault.where
-        if fault.persist.kind == "once" or where.during is not None or where.target not in (*_FORWARD, *_BACKWARD):
-            continue
-        if _makes_nonfinite(fault, ("nan", "inf")):
-            continue  # agreement on NaN is never health
-        same = (where.target, where.glob, str(fault.select), str(fault.mutate), str(fault.persist))
-        if where.rank == "*":
-            nodes[same] |= set(range(world.nodes))
-        elif isinstance(where.rank, int):
-            nodes[same].add(world.node(where.rank))
-    if world.shape.ranks > 1 and any(len(found) == world.nodes for found in nodes.values()):
-        return "every node has the same fault all the time, and equal wrong bits agree"
-    return ""
+    more = ", at least as often as this says, for how often it draws is not known" if least else ""
+    told = f"{words}, {audited}{share}: caught by chance{more}"
+    return Coverage(True, False, check, told, met, sampled=True, at_least=least)

@@ -20,7 +20,8 @@ from jinja2 import Environment, StrictUndefined
 
 from bitwitness._version import __version__
 from bitwitness.faults.cells import CellResult, CellSpec
-from bitwitness.faults.table import COLUMNS, Row, Shares, Table
+from bitwitness.faults.rows import COLUMNS, Row
+from bitwitness.faults.table import PROBLEMS, REMARKS, Shares, Table
 from bitwitness.runfiles import utc_now
 from bitwitness.runfiles.files import write_bytes
 
@@ -38,6 +39,7 @@ _HIGHEST = 3.0
 """Losses beyond this multiple of the highest without a fault are drawn at the top: one that explodes must not hide the rest."""
 _EXAMPLES = 7
 _ROWS_SHOWN = 5000
+_BAD = ("missed", "guard failure", "refused")
 
 Pairs = Sequence[tuple[CellSpec, CellResult]]
 
@@ -89,7 +91,8 @@ def context(campaign: Campaign, table: Table, results: Pairs) -> dict[str, Any]:
     return {
         "campaign": campaign,
         "summary": table.summary,
-        "problems": [(name, getattr(table.summary, name)) for name in _LISTS if getattr(table.summary, name)],
+        "problems": [(name, getattr(table.summary, name)) for name in PROBLEMS if getattr(table.summary, name)],
+        "remarks": [(name, getattr(table.summary, name)) for name in REMARKS if getattr(table.summary, name)],
         "table": table,
         "columns": columns,
         "matrix": [
@@ -107,9 +110,6 @@ def context(campaign: Campaign, table: Table, results: Pairs) -> dict[str, Any]:
         "width": _WIDTH,
         "row": _ROW,
     }
-
-
-_LISTS = ("missed", "late", "wrong_rank", "false_alarms", "changed_bits", "broken", "guard_failures", "refused")
 
 
 def _finite(value: Any) -> Any:
@@ -131,14 +131,16 @@ def _uncovered(table: Table) -> list[dict[str, Any]]:
 
 def _shown(row: Row) -> dict[str, Any]:
     told = row.to_json()
-    promised = "certain" if row.coverage.certain else f"{100 * row.coverage.probability:.1f} %"
+    least = "at least " if row.coverage.at_least else ""
+    promised = "certain" if row.coverage.certain else f"{least}{100 * row.coverage.probability:.1f} %"
     return {
         **told,
         "outcome": row.outcome.label if row.outcome is not None else "",
         "error": "" if row.status == "caught" else row.result.error,  # the verdict stands in columns of its own
         "promise": f"{row.coverage.check}, {promised}" if row.coverage.covered else "not covered",
         "is_late": row.is_late,
-        "bad": row.status in ("missed", "guard failure", "refused") or row.named == "wrong" or row.is_late,
+        "bad": row.status in _BAD or row.named == "wrong" or row.is_late or row.is_guarded_hang,
+        "unproved": row.is_unproved,
     }
 
 

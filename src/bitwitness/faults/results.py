@@ -156,7 +156,7 @@ def _verdicts(files: RunFiles, accounts: Sequence[list[Record]]) -> list[Record]
 
 
 def _checkpoints(files: RunFiles, accounts: Sequence[list[Record]]) -> list[Record]:
-    """Each save, with what a resume would say of it now: its files may have been damaged since."""
+    """Each save, with what a resume would say of it now: its files may have been damaged since, or be `gone` by retention."""
     saves = {one["step"]: {name: one[name] for name in ("step", "published", "problem")} for one in _saves(accounts)}
     incidents = [read_incident(path) for path in files.incidents()]
     for one in saves.values():
@@ -170,6 +170,10 @@ def _checkpoints(files: RunFiles, accounts: Sequence[list[Record]]) -> list[Reco
             one["distrusted"] = distrust(label, incidents)
         except RunFilesError as error:
             one["problem"] = one["problem"] or str(error).replace(f"{files.path}/", "")
+    there = {checkpoint_step(path) for path in files.checkpoints.list()}
+    for step, one in saves.items():
+        if one["published"] and step not in there:
+            one["gone"] = True
     return [saves[step] for step in sorted(saves)]
 
 

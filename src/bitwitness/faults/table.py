@@ -1,7 +1,7 @@
 """From the results of a campaign to its table: which check caught what, how late, and whether the right rank was named.
 
-Pure: the same results make the same table. What was promised of each fault comes from `coverage`, what happened from the
-results; where the two differ is the list that a campaign exists for. Nothing is left out: a fault that no check covers, did
+Pure: the same results make the same table. Each run is judged in `rows`; here they are counted, and where promise and
+result differ is the list that a campaign exists for. Nothing is left out: a fault that no check covers, did
 not land or ended a run stands in a list of its own.
 """
 
@@ -11,157 +11,31 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from bitwitness.faults import grammar
 from bitwitness.faults.cells import CellResult, CellSpec
-from bitwitness.faults.coverage import Coverage, covers
 from bitwitness.faults.norms import Strays, strays
-from bitwitness.faults.outcomes import LABELS, Outcome, Series, Settings, classify
-from bitwitness.faults.spec import Fault
+from bitwitness.faults.outcomes import LABELS, Outcome, Series, Settings
+from bitwitness.faults.rows import Row, Status, judge, policy_name, wrong_steps
 from bitwitness.faults.statistics import Share, highest_rate, wilson
 
-Status = Literal[
-    "caught",
-    "missed",
-    "masked",
-    "not covered",
-    "by chance",
-    "not landed",
-    "guard failure",
-    "refused",
-    "crash",
-    "hang",
-    "unguarded",
-]
-Named = Literal["right", "wrong", "unattributed", ""]
-COLUMNS = (
-    "key",
-    "label",
-    "fault",
-    "job",
-    "seed",
-    "repeat",
-    "policy",
-    "status",
-    "end",
-    "covered",
-    "certain",
-    "expected_check",
-    "why",
-    "predicted",
-    "struck",
-    "struck_ranks",
-    "first_step",
-    "check",
-    "caught_step",
-    "late",
-    "updates",
-    "verdict",
-    "kind",
-    "persistence",
-    "ranks",
-    "named",
-    "masked",
-    "checkpoints_held",
-    "outcome",
-    "drift",
-    "seconds",
-    "error",
-)
-"""Of a row as JSON and CSV; docs/campaigns.md says what each means."""
-_OF_END: Mapping[str, Status] = {
-    "guard_failure": "guard failure",
-    "refused": "refused",
-    "crash": "crash",
-    "hang": "hang",
+PROBLEMS = {
+    "missed": "covered faults were missed",
+    "late": "faults were caught too late",
+    "wrong_rank": "times a rank was named that was not hit",
+    "false_alarms": "times there was an alarm and no fault",
+    "changed_bits": "guarded runs ended with other bits than unguarded ones",
+    "broken": "fault-free runs did not finish",
+    "guard_failures": "times the guard itself failed",
+    "guard_hangs": "times a guarded run hung",
+    "refused": "runs were refused",
 }
+"""The lists of a summary that should be empty, in words that follow their lengths."""
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One run with a fault, judged.
-
-    Attributes:
-        spec, result: what was asked for, what came.
-        coverage: what was promised.
-        status: `caught`; `missed` where it was covered and should have been; `by chance` where an audit could have met it and
-            did not; `masked` where every bit of the state stayed that of the clean run; `not covered`; and how else a run ended.
-        late: steps from the first update that left wrong bits to the catch; None where it was not caught.
-        updates: how many updates left wrong bits, up to the catch or to the end; None where the clean run is not known.
-        named: whether the verdict's ranks were all hit.
-        masked: None where a run ended early or the clean run is not known.
-        held: steps of the published checkpoints that hold wrong bits.
-        outcome: of an unguarded run.
-    """
-
-    spec: CellSpec
-    result: CellResult
-    coverage: Coverage
-    status: Status
-    late: int | None
-    updates: int | None
-    named: Named
-    masked: bool | None
-    held: tuple[int, ...]
-    outcome: Outcome | None
-
-    @property
-    def fault(self) -> str:
-        """The lines, as one."""
-        return " & ".join(self.spec.faults)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it was caught later than was promised."""
-        if self.status != "caught" or not self.coverage.certain:
-            return False
-        return bool(self.held) or (self.late or 0) > self.coverage.delay
-
-    @property
-    def is_false_alarm(self) -> bool:
-        """Whether a verdict came before anything was hit."""
-        if self.result.verdict is None:
-            return False
-        return self.result.first_step is None or self.result.verdict["step"] < self.result.first_step
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values: what the CSV and the JSON report hold."""
-        verdict = self.result.verdict or {}
-        return {
-            "key": self.spec.key,
-            "label": self.spec.label,
-            "fault": self.fault,
-            "job": self.spec.job,
-            "seed": self.spec.seed,
-            "repeat": self.spec.repeat,
-            "policy": policy_name(self.spec.policy),
-            "status": self.status,
-            "end": self.result.end,
-            "covered": self.coverage.covered,
-            "certain": self.coverage.certain,
-            "expected_check": self.coverage.check,
-            "why": self.coverage.words,
-            "predicted": self.coverage.probability,
-            "struck": self.result.struck,
-            "struck_ranks": list(self.result.struck_ranks),
-            "first_step": self.result.first_step,
-            "check": self.result.caught_by,
-            "caught_step": self.result.caught_step,
-            "late": self.late,
-            "updates": self.updates,
-            "verdict": verdict.get("status", ""),
-            "kind": verdict.get("kind", ""),
-            "persistence": verdict.get("persistence", ""),
-            "ranks": list(verdict.get("ranks", ())),
-            "named": self.named,
-            "masked": self.masked,
-            "checkpoints_held": list(self.held),
-            "outcome": self.outcome.to_json() if self.outcome is not None else None,
-            "drift": self.result.drift,
-            "seconds": round(self.result.seconds, 3),
-            "error": self.result.error,
-        }
+REMARKS = {
+    "unproved": "faults were promised to be caught for certain and the run proves nothing of it: it crashed or hung, or no bit changed",
+}
+"""The lists of a summary that break no promise and must not be overlooked, likewise."""
 
 
 @dataclass(slots=True)
@@ -177,6 +51,8 @@ class Summary:
         changed_bits: fault-free guarded runs that ended with other bits than unguarded ones.
         broken: fault-free runs that did not finish.
         guard_failures, refused: runs with a fault that ended so.
+        guard_hangs: guarded runs with a fault that hung: the guard must add no hang.
+        unproved: promised for certain, and the run crashed, hung, or the fault changed no bit.
         unattributed: caught, and nobody named.
         not_covered: with the words why, whatever came of them.
         not_landed: changed no bit.
@@ -195,7 +71,9 @@ class Summary:
     changed_bits: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     guard_failures: list[str] = field(default_factory=list)
+    guard_hangs: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     caught: int = 0
@@ -204,17 +82,14 @@ class Summary:
 
     def problems(self) -> list[str]:
         """What should not be, a sentence each."""
-        told = {
-            "missed": "covered faults were missed",
-            "late": "faults were caught too late",
-            "wrong_rank": "times a rank was named that was not hit",
-            "false_alarms": "times there was an alarm and no fault",
-            "changed_bits": "guarded runs ended with other bits than unguarded ones",
-            "broken": "fault-free runs did not finish",
-            "guard_failures": "times the guard itself failed",
-            "refused": "runs were refused",
-        }
-        return [f"{len(getattr(self, name))} {words}" for name, words in told.items() if getattr(self, name)]
+        return self._told(PROBLEMS)
+
+    def remarks(self) -> list[str]:
+        """What breaks no promise and keeps none either, a sentence each."""
+        return self._told(REMARKS)
+
+    def _told(self, words: Mapping[str, str]) -> list[str]:
+        return [f"{len(getattr(self, name))} {said}" for name, said in words.items() if getattr(self, name)]
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -305,6 +180,7 @@ class Table:
         return {
             **self.summary.to_json(),
             "problems": self.summary.problems(),
+            "remarks": self.summary.remarks(),
             "matrix": {label: dict(row) for label, row in self.matrix.items()},
             "chances": [one.to_json() for one in self.chances],
             "outcomes": [one.to_json() for one in self.shares],
@@ -357,101 +233,8 @@ def build(results: Iterable[tuple[CellSpec, CellResult]], settings: Settings, pl
     )
 
 
-def judge(
-    spec: CellSpec, result: CellResult, clean: CellResult | None, references: Sequence[Series], settings: Settings
-) -> Row:
-    """One run against the clean one of the same job and seed, if there is one."""
-    faults = [grammar.parse(line) for line in spec.faults]
-    coverage = covers(faults, spec.options, spec.policy)
-    wrong = None if clean is None else wrong_steps(result, clean)
-    is_caught = result.verdict is not None or bool(result.caught_by)
-    identical = None if wrong is None or result.end not in ("finished", "not_landed") else not wrong
-    masked = identical
-    if identical and any(_harms_files(fault, result) for fault in faults):
-        masked = False
-    late = updates = None
-    if wrong is not None:
-        before = [step for step in wrong if result.caught_step is None or step < result.caught_step]
-        updates = len(before)
-        if is_caught and result.caught_step is not None:
-            late = result.caught_step - before[0] if before else 0
-    elif is_caught and result.caught_step is not None and result.first_step is not None:
-        late = max(0, result.caught_step - result.first_step)
-    outcome = None
-    if spec.policy is None and clean is not None and result.end != "not_landed":
-        outcome = classify(Series.of(result, identical), references, Series.of(clean), settings)
-    return Row(
-        spec=spec,
-        result=result,
-        coverage=coverage,
-        status=_status(result, coverage, is_caught, masked, spec.policy is None),
-        late=late,
-        updates=updates,
-        named=_named(result) if is_caught else "",
-        masked=masked,
-        held=_held(result, set(wrong or ())),
-        outcome=outcome,
-    )
-
-
-def wrong_steps(result: CellResult, clean: CellResult) -> list[int]:
-    """The steps after whose update some rank held other bits than in the clean run, in order."""
-    found = set()
-    for own, other in zip(result.digests, clean.digests, strict=False):
-        found |= {step for step, (one, two) in enumerate(zip(own, other, strict=False)) if one != two}
-    return sorted(found)
-
-
-def policy_name(policy: Mapping[str, Any] | None) -> str:
-    """A policy in few words."""
-    if policy is None:
-        return "unguarded"
-    if dict(policy) == {"audit_every": 1, "check_every": 1}:
-        return "every_step"
-    return ", ".join(f"{key}={value}" for key, value in sorted(policy.items())) or "default"
-
-
 def _place(spec: CellSpec) -> tuple[str, int]:
     return spec.job, spec.seed
-
-
-def _harms_files(fault: Fault, result: CellResult) -> bool:
-    """Whether it damaged what is saved, so that training itself says nothing of it. Rank 0 writes what all hold alike."""
-    return fault.where.target == "ckpt" or (fault.where.during == "save" and 0 in result.struck_ranks)
-
-
-def _status(result: CellResult, coverage: Coverage, is_caught: bool, masked: bool | None, unguarded: bool) -> Status:
-    if is_caught:
-        return "caught"
-    if result.end == "not_landed" or (result.end == "finished" and not result.struck):
-        return "not landed"
-    if unguarded and result.end == "finished":
-        return "unguarded"
-    if result.end in _OF_END:
-        return _OF_END[result.end]
-    if masked:
-        return "masked"
-    if not coverage.covered:
-        return "not covered"
-    return "missed" if coverage.certain else "by chance"
-
-
-def _named(result: CellResult) -> Named:
-    """Whether all verdicts name only ranks that were hit; one that does not is one too many."""
-    verdicts = [*result.verdicts, *([result.verdict] if result.verdict is not None else [])]
-    named = {rank for verdict in verdicts for rank in verdict.get("ranks", ())}
-    if not named:
-        return "unattributed" if verdicts else ""
-    return "right" if named <= set(result.struck_ranks) else "wrong"
-
-
-def _held(result: CellResult, wrong: set[int]) -> tuple[int, ...]:
-    """Checkpoints after so many updates that were published and hold wrong bits."""
-    return tuple(
-        int(one["step"])
-        for one in result.checkpoints
-        if one.get("published") and not one.get("problem") and int(one["step"]) - 1 in wrong
-    )
 
 
 # Counting ------------------------------------------------------------------------------------------------------------
@@ -480,6 +263,10 @@ def _summary(
             found.false_alarms.append(told)
         if row.is_late:
             found.late.append(told)
+        if row.is_unproved:
+            found.unproved.append(told)
+        if row.is_guarded_hang:
+            found.guard_hangs.append(told)
         if row.named == "wrong":
             found.wrong_rank.append(told)
         if row.named == "unattributed":
@@ -512,7 +299,8 @@ def _matrix(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 def _chances(rows: Sequence[Row]) -> Iterable[Chance]:
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.coverage.covered and row.coverage.sampled and row.status in ("caught", "by chance", "missed"):
+        sampled = row.coverage.covered and row.coverage.sampled and not row.coverage.at_least
+        if sampled and row.status in ("caught", "by chance", "missed"):
             groups[row.spec.job, policy_name(row.spec.policy)].append(row)
     for (job, policy), group in groups.items():
         caught = [row for row in group if row.status == "caught"]
