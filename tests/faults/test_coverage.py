@@ -428,6 +428,20 @@ def test_what_has_parted_waits_for_the_next_comparison() -> None:
     assert "before the job ends" in late.words or "not again" in late.words
 
 
+def test_what_may_come_after_the_last_comparison_is_not_certain() -> None:
+    options = {"steps": 35, "checkpoint_every": 0}
+    for when in ("p=0.1 from=20", "steps=20..32"):
+        found = promised(f"rank=2 param @ {when} {FLIP}", SAMPLED, **options)
+        assert (found.covered, found.certain) == (True, False), when
+        assert "perhaps not again" in found.words
+    drawn = promised(f"rank=2 param @ p=0.1 from=20 {FLIP}", SAMPLED, **options)
+    assert drawn.probability == pytest.approx((1 - 0.9**10) / (1 - 0.9**15))
+    often = promised(f"rank=2 param @ every=1 from=20 {FLIP} ; intermittent=0.1", SAMPLED, accumulate=4, **options)
+    assert often.probability == pytest.approx((1 - 0.9**10) / (1 - 0.9**15)), "memory is hit once a step"
+    assert promised(f"rank=2 param @ every=1 from=20 {FLIP} ; permanent", SAMPLED, **options).certain
+    assert promised(f"rank=2 param @ p=0.1 from=20 {FLIP}", SAMPLED, steps=40, checkpoint_every=0).certain
+
+
 @given(
     st.sampled_from(TARGETS),
     st.sampled_from([None, *WORKS]),

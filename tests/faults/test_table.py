@@ -208,6 +208,15 @@ def test_what_is_wrong_at_a_comparison_or_at_the_end_has_not_healed() -> None:
     assert judged(unguarded, finished(unguarded, digests=digests({1: {4}})))[0].masked is False
 
 
+def test_what_may_come_after_the_last_comparison_is_missed_if_it_came_before() -> None:
+    policy = {"audit_every": 1, "check_every": 3, "checkpoint_every": 0}
+    one = spec("rank=1 param @ p=0.5 from=1 : n=1 -> bit=20 ; once", policy, checkpoint_every=0)
+    for first, status in ((4, "missed"), (6, "by chance")):
+        row, _ = judged(one, finished(one, checkpoints=(), digests=digests({1: set(range(first, 8))})))
+        assert not row.coverage.certain
+        assert row.status == status
+
+
 # Policies that go on -------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitwitness.faults.spec import Fault
-from bitwitness.faults.world import World, due_steps, none_of
+from bitwitness.faults.world import ARITHMETIC, World, due_steps, none_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,17 @@ class Chance:
 
 def chance(fault: Fault, world: World) -> Chance:
     """Of a fault in what is computed or in the batch, or (only `lands`) of any other."""
+    return _over(fault, world, due_steps(fault, world))
+
+
+def lands_by(fault: Fault, world: World, last: int) -> float:
+    """The probability that it lands in this step or before, if it lands in any."""
     due = due_steps(fault, world)
+    ever = _over(fault, world, due).lands
+    return min(1.0, _over(fault, world, [step for step in due if step <= last]).lands / ever) if ever else 0.0
+
+
+def _over(fault: Fault, world: World, due: list[int]) -> Chance:
     if fault.persist.kind == "once":
         return _once(fault, world, due)
     met, lands = zip(*(_step(fault, world, world.audits(step)) for step in due), strict=True) if due else ((), ())
@@ -66,8 +76,9 @@ def _step(fault: Fault, world: World, audited: bool) -> tuple[float, float]:
     """Of one step: that an audit meets it, and that it lands."""
     when, each = fault.when, fault.persist.p if fault.persist.kind == "intermittent" else 1.0
     one_micro = when.micro is not None  # of training; a replay is a micro-batch of its own
+    computed = fault.where.target in (*ARITHMETIC, "input")  # and not stored: that is hit once a step
     as_owner = each / world.micros if one_micro else each
-    as_witness = each if audited and fault.where.during is None else 0.0
-    in_training = 1.0 - (1.0 - each) ** (1 if one_micro else world.micros)
+    as_witness = each if audited and computed and fault.where.during is None else 0.0
+    in_training = 1.0 - (1.0 - each) ** (world.micros if computed and not one_micro else 1)
     met = 1.0 - none_of((as_owner, as_witness)) if audited else 0.0
     return when.p * met, when.p * (1.0 - none_of((in_training, as_witness)))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bitwitness.faults.alike import same_damage
-from bitwitness.faults.chance import chance, is_least
+from bitwitness.faults.chance import chance, is_least, lands_by
 from bitwitness.faults.spec import MEMORY_TARGETS, Fault
 from bitwitness.faults.world import (
     ARITHMETIC,
@@ -242,9 +242,13 @@ def _memory(fault: Fault, world: World) -> Coverage:
 def _compared(fault: Fault, world: World, words: str) -> Coverage:
     """By *replicas* at the next comparison. What is bit for bit the same again by then has healed, and is masked."""
     due = due_steps(fault, world)
-    following = [step for step in range(due[0], world.shape.steps) if world.policy.replicas_due(step)]
-    if not following:
-        return Coverage(True, False, "replicas", f"{words}, but not again before the job ends", 0.0)
+    compared = [step for step in range(world.shape.steps) if world.policy.replicas_due(step)]
+    last = compared[-1] if compared else -1
+    lasts = fault.persist.kind == "permanent" and fault.when.p >= 1.0
+    if last < (due[0] if lasts else window(fault, world)[-1]):
+        never = last < due[0]
+        told = f"{words}, but {'not' if never else 'perhaps not'} again before the job ends"
+        return Coverage(True, False, "replicas", told, lands_by(fault, world, last))
     gap = min(world.policy.check_every, world.policy.checkpoint_every or world.policy.check_every)
     return _yes("replicas", words, gap - 1)
 

@@ -195,7 +195,8 @@ def judge(
     identical = None if parted else _identical(result, wrong)
     masked, note = identical, ""
     held = _held(result, set(wrong or ()))
-    if wrong and not masked and not is_caught and not held and _healed(spec, result, wrong):
+    compared = _compared(spec, wrong or ())
+    if wrong and not masked and not is_caught and not held and _healed(spec, result, wrong, compared):
         masked, note = True, HEALED
     if masked and any(_harms_files(fault, result) for fault in faults):
         masked, note = (True, REMOVED) if _is_gone(faults, result) else (False, "")
@@ -204,6 +205,8 @@ def judge(
         outcome = classify(Series.of(result, identical), references, Series.of(clean), settings)
     late, updates = _late(result, wrong, is_caught)
     status = _status(result, coverage, is_caught, masked, spec.policy is None)
+    if status == "by chance" and coverage.check == "replicas" and compared:
+        status = "missed"  # whether it would be compared was open; it was
     row = Row(
         spec=spec,
         result=result,
@@ -241,16 +244,21 @@ def _leaves_out_updates(spec: CellSpec) -> bool:
     return spec.policy is not None and spec.policy.get("on_detection") == "skip"
 
 
-def _healed(spec: CellSpec, result: CellResult, wrong: Sequence[int]) -> bool:
+def _compared(spec: CellSpec, wrong: Sequence[int]) -> list[int]:
+    """Those of these steps after which the replicas were compared."""
+    if spec.policy is None:
+        return []
+    policy = policy_of(Shape.split(spec.options)[0], spec.policy)
+    return [step for step in wrong if policy.replicas_due(step)]
+
+
+def _healed(spec: CellSpec, result: CellResult, wrong: Sequence[int], compared: Sequence[int]) -> bool:
     """Whether every bit was right again whenever the replicas were compared, and at the end.
 
     A low bit of a moment decays and is rounded away within a few updates: nothing of it is left then, nowhere.
     """
-    if spec.policy is None or result.end != "finished":
-        return False
-    shape, _ = Shape.split(spec.options)
-    policy = policy_of(shape, spec.policy)
-    return not any(policy.replicas_due(step) or step == shape.steps - 1 for step in wrong)
+    at_the_end = Shape.split(spec.options)[0].steps - 1 in wrong
+    return spec.policy is not None and result.end == "finished" and not compared and not at_the_end
 
 
 def wrong_steps(result: CellResult, clean: CellResult) -> list[int]:
