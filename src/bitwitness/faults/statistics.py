@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -72,3 +73,37 @@ def highest_rate(of: int, confidence: float = 0.95) -> float:
     if of < 0 or not 0 < confidence < 1:
         raise ValueError(f"{of} trials at confidence {confidence}")
     return 1.0 if of == 0 else -math.expm1(math.log1p(-confidence) / of)
+
+
+@lru_cache(maxsize=4096)
+def reach(freedom: float, looks: float, chance: float) -> float:
+    """How many standard deviations chance alone reaches, where the standard deviation is an estimate.
+
+    One estimate with `freedom` degrees of freedom is the unit of `looks` independent normal draws; of such families a share
+    `chance` has a draw beyond what is returned. With one look it is the one-sided quantile of Student's distribution (Biometrika
+    6, 1908); with more it allows for looking more than once, without taking the estimate to be wrong anew at each look.
+
+    Raises:
+        ValueError: a number is not positive, or a chance not below 1/2.
+    """
+    if not (freedom > 0 and looks > 0 and 0 < chance < 0.5):
+        raise ValueError(f"{freedom} degrees of freedom, {looks} looks and a chance of {chance} have no limit")
+    # The logarithm of the estimate's variance, over all that is likely; its density is smooth, so the sum is its integral.
+    half = freedom / 2
+    wide = 12 / math.sqrt(half) + 12 / half
+    logs = [wide * (number / 200 - 1) for number in range(301)]
+    weights = [math.exp(half * (log - math.exp(log) + 1)) for log in logs]
+    spreads = [math.exp(log / 2) for log in logs]
+    total = math.fsum(weights)
+
+    def beyond(limit: float) -> float:
+        tails = (min(1.0, looks * 0.5 * math.erfc(limit * spread / math.sqrt(2))) for spread in spreads)
+        return math.fsum(weight * tail for weight, tail in zip(weights, tails, strict=True)) / total
+
+    low, high = 0.0, 1.0
+    while beyond(high) > chance and high < 1e6:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > chance else (low, middle)
+    return high
