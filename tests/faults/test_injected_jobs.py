@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, bool]] = {
         "rank=0 fwd_out:0 @ step=2 : n=1 -> bit=26 & rank=2 during=arbiter fwd_out:0 @ step=2 : n=1 -> bit=25 ; permanent",
         True,
     ),
+    "hash, first step": ("rank=1 digest @ step=0 : n=1 -> bit=12", True),
     "hash": ("rank=2 during=fingerprint param:0.weight @ step=2 : n=1 -> bit=3", True),
 }
 
@@ -81,6 +82,7 @@ def test_the_wire_of_a_guarded_job(ranks: Launch, name: str, caught: bool) -> No
         ("node", [2], "attributed", [2]),
         ("witness", [2], "attributed", [2]),
         ("hash", [2], "attributed", [2]),
+        ("hash, first step", [1], "unattributed", []),  # what differs in the first step may be configuration
         ("arbiter", [0, 2], "unattributed", []),  # three ranks, two of them wrong: nobody can be named
     ],
 )

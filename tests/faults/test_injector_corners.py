@@ -310,3 +310,29 @@ def test_accumulation_counts_micro_batches() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert [(one.site.step, one.site.micro) for one in injector.strikes] == [(1, 1)]
+
+
+def test_an_optimizer_that_comes_after_all() -> None:
+    model = small()
+    with Injector(
+        "param:0.weight @ step=0 : largest -> sign & exp_avg @ step=1 : n=1 -> sign", model, None
+    ) as injector:
+        model(batch()).sum().backward()
+        optimizer = torch.optim.AdamW(model.parameters())
+        injector.watch(optimizer)
+        optimizer.step()
+        model(batch(1)).sum().backward()
+        optimizer.step()
+    assert [(one.site.step, one.site.target) for one in injector.strikes] == [(0, "param"), (1, "exp_avg")]
+    with (
+        pytest.raises(ConfigurationError, match="keeps no exp_avg"),
+        Injector("exp_avg @ step=1 : n=1 -> sign", model, None) as injector,
+    ):
+        injector.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match="give the injector the optimizers"):
+        train_nothing(model)
+
+
+def train_nothing(model: nn.Module) -> None:
+    with Injector("param @ step=1 : n=1 -> sign", model):
+        pass

@@ -47,7 +47,7 @@ class Injector:
     Args:
         faults: in the grammar, parsed, or strikes of a record (`@PATH` or read) to be done again. Several may be joined by ` & `.
         model: DDP or plain, compiled or not.
-        optimizers: one or several; may be empty where no fault is about memory.
+        optimizers: one or several; may be empty where no fault is about memory; None: `watch` will tell of them.
         seed: of all that is drawn: rank, site, elements, bits, chance.
         rank, world_size: of this process; by default those of the process group.
         node: of this process, for faults that belong to a node.
@@ -71,7 +71,7 @@ class Injector:
         self,
         faults: Faults,
         model: nn.Module,
-        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = (),
         *,
         seed: int = 0,
         rank: int | None = None,
@@ -85,7 +85,8 @@ class Injector:
         self.rank = rank if rank is not None else (dist.get_rank() if grouped else 0)
         self.world_size = world_size if world_size is not None else (dist.get_world_size() if grouped else 1)
         self.model = model
-        self.optimizers = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers)
+        self.optimizers = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else tuple(optimizers or ())
+        self._optimizers_come = optimizers is None
         self.strikes: list[Strike] = []
         self.struck = 0
         self.moment = Moment()
@@ -169,9 +170,9 @@ class Injector:
                 self._keep(handle)
 
     def _check_memory(self, one: Active) -> None:
-        if not self.optimizers:
+        if not self.optimizers and not self._optimizers_come:
             raise ConfigurationError(f"{one.fault}: memory is hit around the update: give the injector the optimizers")
-        if one.target not in ("param", "buffer"):
+        if one.target not in ("param", "buffer") and self.optimizers:
             sites.check_keeps(one.fault, self.optimizers)
         tensors = self._will_be_stored(one)
         for name in one.names(tensors):
@@ -185,6 +186,9 @@ class Injector:
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers = (*self.optimizers, optimizer)
             self._watch(optimizer)
+            for one in self._in_memory if self._optimizers_come else ():
+                self._check_memory(one)
+            self._optimizers_come = False
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         self._keep(optimizer.register_step_pre_hook(lambda *_: self._hit_memory("update", optimizer)))

@@ -84,7 +84,7 @@ class Script:
         self._injector = Injector(
             self._faults,
             model,
-            optimizers,
+            optimizers or None,
             seed=self._seed,
             rank=self._rank,
             world_size=self._world_size,
