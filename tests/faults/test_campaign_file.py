@@ -11,6 +11,7 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.faults import grammar, yamlfile
 from bitwitness.faults.campaign import Campaign, from_item, load, shipped
 from bitwitness.faults.cells import CellSpec
+from bitwitness.faults.job import search_path, source_digest
 
 GOOD = """\
 campaign: coverage
@@ -18,7 +19,7 @@ description: Everything at once.
 jobs:
   tiny: {factory: mlp, ranks: 4, steps: 12, lr: 1e-3, checkpoint_every: 4}
   other:
-    factory: my_jobs:make
+    factory: tests.faults.campaigns:campaign
     ranks: 3
     steps: 20
 policy: {audit_every: 1, check_every: 1}
@@ -161,6 +162,32 @@ def test_policies_by_name(policy: str, settings: object) -> None:
         ("deadline: 60", "deadline: soon", 13, "must be a number"),
         ("campaign: coverage", "campaign: ../x", 1, "is no name"),
         ("campaign: coverage", "campaigns: coverage", 1, "did you mean 'campaign'"),
+        ("factory: tests.faults.campaigns:campaign", "factory: my_jobs:make", 6, "the module my_jobs of the job"),
+        (
+            "factory: tests.faults.campaigns:campaign",
+            "factory: tests.none.jobs:make",
+            6,
+            "is not found: it must lie beside",
+        ),
+        ("factory: tests.faults.campaigns:campaign", "factory: sys:exit", 6, "has no file"),
+        ("lr: 1e-3", "lr: .inf", 4, "lr of job tiny must be a finite number, not inf"),
+        ("lr: 1e-3", "widths: [1, {deep: .nan}]", 4, "widths of job tiny must be a finite number, not nan"),
+        ("seeds: [0, 1]", "seeds: [0, 9223372036854775808]", 10, "seeds must be at most 4294967295"),
+        ("seeds: [0, 1]", "seeds: -1", 10, "seeds must be a whole number of at least 0"),
+        ("seeds: 7", "seeds: 4294967296", 18, "seeds must be at most 4294967295"),
+        ("deadline: 60", "deadline: 1e-9", 13, "deadline must be at least 1 second"),
+        ("deadline: 60", "deadline: .inf", 13, "deadline must be a number"),
+        ("rank=2 fwd_out", "node=node-3 fwd_out", 16, "node node-3 does not exist, job other has node-0..node-2"),
+        ("rank=2 fwd_out", "node=b fwd_out", 16, "node b does not exist, job tiny has node-0..node-3"),
+        ("rank=2 fwd_out", "rank=1 node=node-2 fwd_out", 16, "rank 1 of job tiny is on node-1, not on node-2"),
+        (
+            "fwd_out:*mlp* @ step=6 : n=1 -> bit=20",
+            "ckpt @ step=6 : n=1 -> bit=2",
+            16,
+            "job other saves no checkpoint: give it checkpoint_every",
+        ),
+        ("rank=2 fwd_out:*mlp*", "during=save param", 16, "job other saves no checkpoint"),
+        ("name: pair", "name: 'pair {bit}'", 17, "nothing fills {bit}"),
         ("references: 3", "seeds: [3]", 12, "stands here twice, first in line 10"),
         ("references: 3", "references: [", 14, "not YAML"),
         ("references: 3", "references: 2024-01-01", 12, "quote it"),
@@ -171,6 +198,106 @@ def test_what_is_wrong_is_said_with_its_line(old: str, new: str, line: int, word
         read(changed(old, new))
     assert str(caught.value).startswith(f"try.yaml, line {line}"), caught.value
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "digest",
+        "ckpt",
+        *(f"during={work} loss" for work in ("replay", "arbiter", "rerun", "fingerprint")),
+        "during=save param",
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_guards_own_work_needs_a_guard(fault: str, own: bool) -> None:
+    head = GOOD[: GOOD.index("faults:")]
+    head = head if own else head.replace("policy: {audit_every: 1, check_every: 1}", "policy: null")
+    line = f'"rank=1 {fault} @ step=5 : all -> random"'
+    item = f"{{fault: {line}, jobs: tiny{', policy: null' if own else ''}}}"
+    with pytest.raises(ConfigurationError, match=r"try\.yaml, line 16: .* and policy is null"):
+        read(f"{head}faults:\n  - {item}\n")
+
+
+LINE = "rank=1 fwd_out @ step={d1} : n=1 -> bit={Bit_2}"
+
+
+def test_blanks_have_digits_and_capitals() -> None:
+    item = f'{{fault: "{LINE}", vary: {{d1: [3, 4], Bit_2: 5..6}}, name: "bit {{Bit_2}}", jobs: tiny}}'
+    faults = by_role(read(GOOD[: GOOD.index("faults:")] + f"faults:\n  - {item}\n").cells(), "fault")
+    assert {grammar.parse(cell.faults[0]).when.first for cell in faults} == {3, 4}
+    assert {cell.label for cell in faults} == {"bit 5", "bit 6"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('"loss @ step=3 : all -> sign"', '{fault: "loss @ step=3  : all -> sign ; once", name: twice}'),
+        ('"loss @ step=3 : all -> sign"', '{fault: "loss @ step=3 : all -> sign", seeds: 1, jobs: tiny}'),
+        (
+            '{fault: "loss @ step=3 : all -> sign", policy: {}}',
+            '{fault: "loss @ step=3 : all -> sign", policy: default}',
+        ),
+    ],
+)
+def test_the_same_run_twice_is_refused(first: str, second: str) -> None:
+    text = GOOD[: GOOD.index("faults:")] + f"faults:\n  - {first}\n  - {second}\n"
+    with pytest.raises(ConfigurationError, match=r"try\.yaml, line 17: .* is the same run as .* in line 16"):
+        read(text)
+    read(text.replace("sign", "zero", 1))
+
+
+def test_the_same_value_twice_is_refused() -> None:
+    item = '{fault: "loss @ step={step} : all -> sign", vary: {step: [3, 3]}}'
+    with pytest.raises(ConfigurationError, match=r"line 16: .* is the same run as .* in line 16"):
+        read(GOOD[: GOOD.index("faults:")] + f"faults:\n  - {item}\n")
+
+
+def test_runs_and_jobs_have_places() -> None:
+    campaign = read(GOOD)
+    places = campaign.places()
+    faults = by_role(campaign.cells(), "fault")
+    assert list(places) == [cell.key for cell in faults]
+    assert {cell.label: places[cell.key] for cell in faults}["pair"] == "try.yaml, line 17"
+    assert campaign.place_of("other", "the job x has no option stepz, steps") == "try.yaml, line 8"
+    assert campaign.place_of("other", "it cannot be imported") == "try.yaml, line 6"
+
+
+# Jobs of users -------------------------------------------------------------------------------------------------------
+
+
+def test_an_edited_job_makes_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "file").mkdir()
+    module, file = tmp_path / "file" / "job_of_mine.py", tmp_path / "file" / "mine.yaml"
+    module.write_text("raise SystemExit('it must not be imported')\n")
+    file.write_text(GOOD.replace("tests.faults.campaigns:campaign", "job_of_mine:make"))
+    before = load(file).cells()
+    assert load(file).cells() == before
+    module.write_text("raise SystemExit('it was edited')\n")
+    after = load(file).cells()
+    common = {cell.key for cell in before} & {cell.key for cell in after}
+    assert common == {cell.key for cell in before if cell.job == "tiny"}
+    module.rename(tmp_path / "here" / "job_of_mine.py")
+    assert load(file).cells() == after, "the current folder serves as well"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"mine\.yaml, line 6: the module job_of_mine .* is not found"):
+        load(file)
+
+
+@pytest.mark.parametrize("packages", [True, False])
+def test_a_module_in_folders_is_found_and_not_imported(tmp_path: Path, packages: bool) -> None:
+    deep = tmp_path / "outer_of_mine" / "inner"
+    deep.mkdir(parents=True)
+    (deep / "jobs.py").write_text("raise SystemExit")
+    for folder in (deep, deep.parent) if packages else ():
+        (folder / "__init__.py").write_text("raise SystemExit('it must not be imported')")
+    assert source_digest("outer_of_mine.inner.jobs:make", search_path(tmp_path))
+    with pytest.raises(ConfigurationError, match="not found"):
+        source_digest("outer_of_mine.inner.none:make", search_path(tmp_path))
+    with pytest.raises(ConfigurationError, match="not found"):
+        source_digest("outer_of_mine.inner.jobs:make", [])
 
 
 @pytest.mark.parametrize(

@@ -56,15 +56,13 @@ def test_what_is_put_comes_back(tmp_path: Path) -> None:
         assert results.all() == [(spec, result(spec)) for spec in cells[:2]], "in the order of the campaign"
 
 
-def test_a_second_result_replaces_the_first_and_forgetting_removes(tmp_path: Path) -> None:
+def test_a_second_result_replaces_the_first(tmp_path: Path) -> None:
     (spec,) = specs(1)
     with Results(tmp_path / "r.sqlite") as results:
         results.begin("try", [spec])
         results.put(spec, CellResult(spec.key, "hang"))
         results.put(spec, result(spec))
         assert results.all() == [(spec, result(spec))]
-        results.forget([spec.key])
-        assert results.done() == set()
 
 
 _WRITER = """

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from bitwitness.cli import campaign as campaign_command
 from bitwitness.cli.main import cli
-from bitwitness.errors import BitwitnessError
+from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.faults import report, runner, survey, table
 from bitwitness.faults.cells import CellResult, CellSpec
+from bitwitness.faults.database import Results
 from bitwitness.faults.runner import Progress
 from tests.faults.campaigns import FILE, campaign, caught, everywhere, finished
 
@@ -65,10 +67,24 @@ def file(tmp_path: Path) -> Path:
 
 
 def command(
-    monkeypatch: pytest.MonkeyPatch, fake: Runner, *words: object, impossible: Mapping[str, str] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    fake: Runner,
+    *words: object,
+    impossible: Mapping[str, str] | BitwitnessError | None = None,
 ) -> Result:
     monkeypatch.setattr(runner, "run", fake)
-    monkeypatch.setattr(survey, "ask", lambda cells: impossible or {})
+    if not isinstance(impossible, BitwitnessError):
+        told = {} if impossible is None else impossible
+
+        def ask(cells: Sequence[CellSpec], path: Sequence[str]) -> dict[str, str]:
+            return {cell.key: problem for cell in cells for label, problem in told.items() if cell.label == label}
+    else:
+        raised = impossible
+
+        def ask(cells: Sequence[CellSpec], path: Sequence[str]) -> dict[str, str]:
+            raise raised
+
+    monkeypatch.setattr(survey, "ask", ask)
     return CliRunner().invoke(cli, ["campaign", *map(str, words)])
 
 
@@ -229,6 +245,58 @@ def test_runs_that_failed_are_made_again_on_demand(monkeypatch: pytest.MonkeyPat
     assert len(again.asked) == 1
 
 
+def fails_at_first(spec: CellSpec) -> CellResult:
+    return CellResult(spec.key, "hang") if spec.role == "control" else good(spec)
+
+
+@pytest.mark.parametrize("how", ["refused", "killed", "crashed"])
+def test_what_failed_keeps_its_result_until_there_is_another(
+    monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path, how: str
+) -> None:
+    out = tmp_path / "out"
+    assert command(monkeypatch, Runner(fails_at_first), file, "--out", out).exit_code == 1
+    before = (out / "report.html").read_bytes()
+    if how == "refused":
+        wrong = ConfigurationError("the job mlp cannot be run")
+        ended = command(monkeypatch, Runner(), file, "--out", out, "--retry", impossible=wrong)
+        assert ended.exit_code == 2
+        assert f"{file}, line 4: job tiny: the job mlp cannot be run" in ended.output.replace("\n", " ")
+        assert (out / "report.html").read_bytes() == before
+    elif how == "killed":
+        assert command(monkeypatch, Runner(stops_after=0), file, "--out", out, "--retry").exit_code == 130
+    else:
+
+        def broken(spec: CellSpec) -> CellResult:
+            raise BitwitnessError("the process that runs cells did not start")
+
+        assert command(monkeypatch, Runner(broken), file, "--out", out, "--retry").exit_code == 1
+    with Results(out / "results.sqlite") as results:
+        assert [result.end for spec, result in results.all() if spec.role == "control"] == ["hang"]
+        assert len(results.done()) == 12
+    again = Runner()
+    assert command(monkeypatch, again, file, "--out", out, "--retry").exit_code == 0
+    assert len(again.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "problem", [OSError(28, "No space left on device"), RunFilesError("results.sqlite cannot be written: disk is full")]
+)
+@pytest.mark.parametrize("when", ["running", "reporting", "telling"])
+def test_a_full_disk_under_way_does_not_end_as_if_nothing_was_run(
+    monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path, problem: Exception, when: str
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise problem
+
+    if when == "reporting":
+        monkeypatch.setattr(report, "write", full)
+    if when == "telling":
+        monkeypatch.setattr(campaign_command, "_print", full)
+    ended = command(monkeypatch, Runner(full if when == "running" else good), file, "--out", tmp_path / "out")
+    assert ended.exit_code == 1
+    assert "the same command goes on" in ended.output.replace("\n", " ")
+
+
 def test_a_failure_of_the_runner_keeps_what_there_is(
     monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path
 ) -> None:
@@ -288,11 +356,12 @@ def test_a_wrong_file_runs_nothing(monkeypatch: pytest.MonkeyPatch, file: Path, 
 
 def test_an_impossible_fault_runs_nothing(monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path) -> None:
     fake = Runner()
-    wrong = {"a line": "there is no module head"}
+    wrong = {"flips": "there is no module head"}
     for words in ((), ("--dry-run",)):
         ended = command(monkeypatch, fake, file, "--out", tmp_path / "out", *words, impossible=wrong)
         assert ended.exit_code == 2
-        assert "1 faults are impossible; nothing was run\njob tiny: there is no module head" in ended.output
+        assert "1 faults are impossible; nothing was run\n" in ended.output
+        assert f"{file}, line 9: job tiny: there is no module head" in ended.output.replace("Error: ", "")
     assert not fake.settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bitwitness import ConfigurationError
 from bitwitness.faults import survey
 from bitwitness.faults.cells import CellSpec
+from bitwitness.faults.job import search_path
 
 OPTIONS: dict[str, Any] = {"ranks": 3, "steps": 6, "precision": "bf16"}
 
@@ -46,6 +48,23 @@ def test_every_impossible_fault_is_named_and_no_other() -> None:
     assert sorted(found, key=int) == [str(n) for n in range(len(IMPOSSIBLE))]
     for number, (line, words) in enumerate(IMPOSSIBLE.items()):
         assert words in found[str(number)], line
+
+
+def test_a_job_lies_beside_the_campaign_or_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job_beside.py").write_text("from bitwitness.examples.jobs import mlp as make\n")
+    asked = cells("loss @ step=2 : all -> sign", factory="job_beside:make")
+    with pytest.raises(ConfigurationError, match="job_beside"):
+        survey.ask(asked)
+    assert survey.ask(asked, search_path(tmp_path)) == {}
+    monkeypatch.chdir(tmp_path)
+    assert survey.ask(asked) == {}
+
+
+def test_a_job_that_takes_for_ever_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="the job mlp made no step within 0 s"):
+        survey.ask(cells(*POSSIBLE), timeout=0.01)
 
 
 @pytest.mark.parametrize(

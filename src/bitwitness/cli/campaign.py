@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from bitwitness.cli.output import console, plain, print_json, print_list, styled, this_command
-from bitwitness.errors import ConfigurationError, MissingExtra, RunFilesError
+from bitwitness.errors import BitwitnessError, ConfigurationError, MissingExtra, RunFilesError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -62,7 +62,7 @@ def campaign(
     one: the same command goes on where it was killed. The report is written to report.html, table.csv and table.json.
 
     Exit codes: 0 everything promised was seen; 1 a covered fault was missed or caught late, a wrong rank was named, a
-    fault-free run alarmed, or a run could not be made; 2 the campaign is wrong, and nothing was run.
+    fault-free run alarmed, or a run could not be made or kept; 2 the campaign is wrong or cannot begin, and nothing was run.
     """
     for module, needed in (("yaml", "PyYAML"), ("jinja2", "Jinja2")):
         if importlib.util.find_spec(module) is None:
@@ -77,17 +77,17 @@ def campaign(
     asked = load(file_or_name)
     cells = asked.cells()
     if dry_run:
-        _survey(cells)
+        _survey(asked, cells)
         _describe(asked, cells, as_json)
         return
     folder = Path("campaigns") / asked.name if out is None else out
     table = _run(asked, cells, folder, jobs, retry, as_json)
-    problems = table.summary.problems()
-    if as_json:
-        print_json(table.to_json() | {"report": str(folder / "report.html")})
-    else:
-        _print(table, folder)
-    if problems:
+    with _under_way(folder):
+        if as_json:
+            print_json(table.to_json() | {"report": str(folder / "report.html")})
+        else:
+            _print(table, folder)
+    if table.summary.problems():
         context.exit(1)
 
 
@@ -133,7 +133,7 @@ def _describe(asked: Campaign, cells: Sequence[CellSpec], as_json: bool) -> None
     console().print(styled(f"{asked.name}: {len(cells)} runs ({told}); nothing was run"))
 
 
-def _survey(cells: Sequence[CellSpec]) -> None:
+def _survey(asked: Campaign, cells: Sequence[CellSpec]) -> None:
     """Refuse faults that are impossible in their jobs, before the first of them is run: only the models know shapes and names.
 
     Raises:
@@ -142,14 +142,21 @@ def _survey(cells: Sequence[CellSpec]) -> None:
     if importlib.util.find_spec("torch") is None:
         return  # a dry run on a machine that cannot train either
     from bitwitness.faults import survey
+    from bitwitness.faults.job import search_path
 
+    path, places = search_path(asked.folder), asked.places()
     jobs: dict[str, list[CellSpec]] = {}
     for cell in cells:
         jobs.setdefault(cell.job, []).append(cell)
     found: list[str] = []
     with console(stderr=True).status("looking at the jobs"):
         for name, runs in jobs.items():
-            found += [f"job {name}: {problem}" for problem in dict.fromkeys(survey.ask(runs).values())]
+            try:
+                wrong = survey.ask(runs, path)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{asked.place_of(name, str(error))}: job {name}: {error}") from error
+            told = [f"{places[key]}: job {name}: {problem}" for key, problem in wrong.items()]
+            found += dict.fromkeys(told)
     if found:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         raise ConfigurationError(
@@ -175,33 +182,59 @@ def _run(
         raise ConfigurationError(f"{folder} cannot be made: {error.strerror or error}") from error
     with Results(folder / "results.sqlite") as results, _alone(folder):
         results.begin(asked.name, cells)
-        if retry:
-            results.forget([spec.key for spec, result in results.all() if result.end in _FAILED_ENDS])
-        try:
-            _make_missing(asked, cells, folder, results, jobs, as_json)
-        finally:
-            # A label may have been changed in the file since: what counts is what it says now.
-            now = {cell.key: cell for cell in cells}
-            given = [(now.get(spec.key, spec), result) for spec, result in results.all()]
-            made = table.build(given, asked.classify, len(cells))
-            report.write(folder, asked, made, given)
+        # What failed keeps its result until there is another.
+        failed = {spec.key for spec, result in results.all() if result.end in _FAILED_ENDS} if retry else set()
+        kept = results.done() - failed
+        missing = [cell for cell in cells if cell.key not in kept]
+        if missing:
+            _survey(asked, missing)
+        with _under_way(folder):
+            try:
+                _make(asked, missing, len(cells), folder, results, jobs, as_json)
+            finally:
+                # A label may have been changed in the file since: what counts is what it says now.
+                now = {cell.key: cell for cell in cells}
+                given = [(now.get(spec.key, spec), result) for spec, result in results.all()]
+                made = table.build(given, asked.classify, len(cells))
+                report.write(folder, asked, made, given)
     return made
 
 
-def _make_missing(
-    asked: Campaign, cells: Sequence[CellSpec], folder: Path, results: Results, jobs: int | None, as_json: bool
+@contextmanager
+def _under_way(folder: Path) -> Iterator[None]:
+    """Whatever fails from here on, something was run: the exit code must not say otherwise."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (BitwitnessError, OSError) as error:
+        if isinstance(error, BitwitnessError) and error.exit_code != ConfigurationError.exit_code:
+            raise
+        named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BitwitnessError(
+            f"{named}{said}\nThe results until then are in {folder}: the same command goes on with what is missing"
+        ) from error
+
+
+def _make(
+    asked: Campaign,
+    missing: Sequence[CellSpec],
+    planned: int,
+    folder: Path,
+    results: Results,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     from bitwitness.faults import runner
+    from bitwitness.faults.job import search_path
 
-    done = results.done()
-    missing = [cell for cell in cells if cell.key not in done]
     if not missing:
         return
-    _survey(missing)
     caught: Counter[str] = Counter()
     with _progress(as_json) as progress:
-        before = len(cells) - len(missing)
-        task = progress.add_task(plain(asked.name), total=len(cells), completed=before, now="")
+        before = planned - len(missing)
+        task = progress.add_task(plain(asked.name), total=planned, completed=before, now="")
 
         def on_result(spec: CellSpec, result: CellResult) -> None:
             results.put(spec, result)
@@ -219,6 +252,7 @@ def _make_missing(
             on_result=on_result,
             on_progress=on_progress,
             weights=folder / "weights",
+            path=search_path(asked.folder),
         )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.cells import CellSpec, Role
 from bitwitness.faults.entries import Entry, JobSpec, read_entries, read_policy, read_seeds
-from bitwitness.faults.job import KNOWN, Shape
+from bitwitness.faults.job import KNOWN, Shape, search_path, source_digest
 from bitwitness.faults.outcomes import Settings
 from bitwitness.faults.yamlfile import Item, read, suggestion
 
@@ -54,6 +54,7 @@ class Campaign:
         references: fault-free unguarded runs of each job with other seeds.
         deadline: seconds after which a run is killed.
         classify: how outcomes are told apart.
+        file: as errors call it; folder: where it lies, None for one that ships.
     """
 
     name: str
@@ -66,6 +67,8 @@ class Campaign:
     references: int = 0
     deadline: float = 300.0
     classify: Settings = field(default_factory=Settings)
+    file: str = field(default="", compare=False)
+    folder: Path | None = field(default=None, compare=False)
 
     def cells(self) -> list[CellSpec]:
         """All runs, each once: fault-free ones first, because the others are compared with them."""
@@ -73,6 +76,26 @@ class Campaign:
         for one in itertools.chain(self._fault_free(), self._hit()):
             found.setdefault(one.key, one)
         return list(found.values())
+
+    def places(self) -> dict[str, str]:
+        """File and line of each run with a fault, by key."""
+        return {
+            cell(self.jobs[job], entry.policy, entry.lines, seed, "fault", repeat=entry.repeat).key: self._line(
+                entry.line
+            )
+            for entry in self.entries
+            for job, seed in itertools.product(entry.jobs, entry.seeds if entry.lines else ())
+        }
+
+    def place_of(self, job: str, problem: str) -> str:
+        """File and line of what is wrong with a job: of the option that the problem names, else of its factory."""
+        lines = self.jobs[job].lines
+        told = re.findall(r"option (\w+(?:, \w+)*)", problem)
+        named = [word for words in told for word in words.split(", ") if word in lines]
+        return self._line(lines.get(named[0] if named else "factory", 0))
+
+    def _line(self, line: int) -> str:
+        return f"{self.file}, line {line}"
 
     def _fault_free(self) -> Iterator[CellSpec]:
         runs = dict.fromkeys((job, seed) for entry in self.entries for job in entry.jobs for seed in entry.seeds)
@@ -111,6 +134,7 @@ def cell(
     """A run, with the key that follows from everything that decides its result."""
     options = dict(job.options)
     decides = [job.name, job.factory, options, policy, faults, seed, role, repeat]
+    decides += [job.source] if job.source else []
     key = hashlib.blake2b(_canonical(decides).encode(), digest_size=12).hexdigest()
     return CellSpec(key, job.name, job.factory, options, policy, faults, seed, role, label, repeat)
 
@@ -143,16 +167,16 @@ def load(path_or_name: str | Path) -> Campaign:
             f"{path_or_name}: no such file, and no campaign of this name ships{suggestion(str(path_or_name), known)}; "
             f"there are: {names}"
         )
-    return from_item(read(path))
+    return from_item(read(path), None if path in known.values() else path.parent)
 
 
-def from_item(top: Item) -> Campaign:
-    """A campaign of a file that has been read; see `load`."""
+def from_item(top: Item, folder: Path | None = None) -> Campaign:
+    """A campaign of a file that has been read, and which lies in a folder; see `load`."""
     given = top.known(_KEYS, "a campaign")
     for key in ("campaign", "jobs"):
         if key not in given:
             top.fail(f"a campaign needs the key {key!r}")
-    jobs = _jobs(given["jobs"])
+    jobs = _jobs(given["jobs"], search_path(folder))
     seeds = read_seeds(given["seeds"]) if "seeds" in given else (0,)
     policy = read_policy(given["policy"]) if "policy" in given else {"audit_every": 1, "check_every": 1}
     name = given["campaign"].text("campaign")
@@ -173,16 +197,37 @@ def from_item(top: Item) -> Campaign:
         policy=policy,
         controls=given["controls"].whole("controls", 0, 100_000) if "controls" in given else 1,
         references=given["references"].whole("references", 0, 1000) if "references" in given else 0,
-        deadline=given["deadline"].number("deadline") if "deadline" in given else 300.0,
+        deadline=_deadline(given["deadline"]) if "deadline" in given else 300.0,
         classify=_classify(given["classify"]) if "classify" in given else Settings(),
+        file=top.file,
+        folder=folder,
     )
     runs = sum(len(entry.jobs) * len(entry.seeds) for entry in entries)
     if runs > _MOST_CELLS:
         top.fail(f"{runs} runs: the most is {_MOST_CELLS}")
+    _each_once(entries, top.file)
     return campaign
 
 
-def _jobs(item: Item) -> dict[str, JobSpec]:
+def _each_once(entries: Iterable[Entry], file: str) -> None:
+    """One of two equal runs would be made, and stand under the name of one of them."""
+    first: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        for job, seed in itertools.product(entry.jobs, entry.seeds if entry.lines else ()):
+            other = first.setdefault((entry.lines, entry.repeat, _canonical(entry.policy), job, seed), entry)
+            if other is not entry:
+                raise ConfigurationError(
+                    f"{file}, line {entry.line}: {entry.label!r} is the same run as {other.label!r} in line {other.line} "
+                    f"({' & '.join(entry.lines)}; job {job}, seed {seed}): take one of them out, or make more draws with count"
+                )
+
+
+def _deadline(item: Item) -> float:
+    seconds = item.number("deadline")
+    return seconds if seconds >= 1 else item.fail(f"deadline must be at least 1 second, not {item.value}")
+
+
+def _jobs(item: Item, path: Sequence[str]) -> dict[str, JobSpec]:
     found = {}
     for name, one in item.mapping("jobs").items():
         options = one.mapping(f"job {name}")
@@ -198,11 +243,17 @@ def _jobs(item: Item) -> dict[str, JobSpec]:
                 f"there is no job {factory!r}{suggestion(factory, KNOWN)}; known are {', '.join(KNOWN)}, or give module:function"
             )
         for key in options:
+            options[key].finite(f"{key} of job {name}")
             try:
                 Shape.split({key: options[key].plain()})
             except ConfigurationError as error:
                 options[key].fail(f"job {name}: {error}")
-        found[name] = JobSpec(name, factory, {key: value.plain() for key, value in options.items() if key != "factory"})
+        try:
+            source = source_digest(factory, path)
+        except ConfigurationError as error:
+            options["factory"].fail(str(error))
+        plain = {key: value.plain() for key, value in options.items() if key != "factory"}
+        found[name] = JobSpec(name, factory, plain, source, {key: one.keys[key] for key in options})
     return found or item.fail("a campaign needs a job")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -104,7 +104,7 @@ class Results:
         strangers = self.done() - set(order)
         if strangers:
             raise ConfigurationError(
-                f"{self.path} holds results of {len(strangers)} runs that this campaign does not have: the file was changed since "
+                f"{self.path} holds results of {len(strangers)} runs that this campaign does not have: the file or the module of a job was changed since "
                 f"({', '.join(sorted(strangers)[:2])}, ...). {_OTHER.capitalize()}"
             )
         about = {"campaign": campaign, "version": __version__, "cells": json.dumps(order)}
@@ -135,11 +135,6 @@ class Results:
         )
         with self._writing():
             self._connection.execute(f"INSERT OR REPLACE INTO cells VALUES ({','.join('?' * len(row))})", row)  # noqa: S608
-
-    def forget(self, keys: Collection[str]) -> None:
-        """Remove results, so that their runs are made again."""
-        with self._writing():
-            self._connection.executemany("DELETE FROM cells WHERE key = ?", [(key,) for key in keys])
 
     def all(self) -> list[tuple[CellSpec, CellResult]]:
         """Every run that has a result, in the order of the campaign.

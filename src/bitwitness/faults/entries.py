@@ -11,11 +11,12 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bitwitness.errors import ConfigurationError, PolicyError
 from bitwitness.faults import grammar, presets
+from bitwitness.faults.job import Shape, node_of
 from bitwitness.faults.spec import Fault
 from bitwitness.faults.yamlfile import Item, shown, suggestion
 from bitwitness.policy import Policy
@@ -36,7 +37,10 @@ _ENTRY = (
     "rate",
     "vary",
 )
-_BLANK = re.compile(r"\{([a-z_]+)\}")
+_BLANK = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_MOST_SEED = 2**32 - 1
+"""What every generator takes: numpy's, and torch's after a rank has made its own of it."""
+_OF_A_GUARD = ("replay", "arbiter", "rerun", "fingerprint", "save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,15 @@ class JobSpec:
         name: within the campaign.
         factory: a known name or `module:function`.
         options: its arguments; `ranks` and `steps` are among them.
+        source: digest of the file of its module, if it is a user's.
+        lines: of the file, of each option and of `factory`.
     """
 
     name: str
     factory: str
     options: Mapping[str, Any]
+    source: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def ranks(self) -> int:
@@ -74,6 +82,7 @@ class Entry:
         jobs: the names of the jobs they are run with; seeds: likewise.
         policy: settings of `Policy`; None: unguarded.
         repeat: the number of the draw, where one item of the file stands for several.
+        line: of the item in the file.
     """
 
     label: str
@@ -82,11 +91,12 @@ class Entry:
     seeds: tuple[int, ...]
     policy: Mapping[str, Any] | None
     repeat: int = 0
+    line: int = field(default=0, compare=False)
 
 
 def read_seeds(item: Item) -> tuple[int, ...]:
     """Seeds of jobs: a number, a list or a range."""
-    return tuple(dict.fromkeys(item.wholes("seeds")))
+    return tuple(dict.fromkeys(item.wholes("seeds", _MOST_SEED)))
 
 
 def read_policy(item: Item) -> Mapping[str, Any] | None:
@@ -132,7 +142,7 @@ def read_entries(item: Item, where: str, jobs: Mapping[str, JobSpec], usual: Ent
     if not lines:
         item.fail("faults: at least one line")
     texts = [line.text("a fault") for line in lines]
-    for number, filling in _fillings(item, given, texts, where, usual, jobs):
+    for number, filling in _fillings(item, given, texts, name, where, usual, jobs):
         faults: list[Fault] = []
         for line, text in zip(lines, texts, strict=True):
             faults += _parsed(line, _filled(text, filling))
@@ -170,19 +180,52 @@ def _parsed(item: Item, text: str) -> tuple[Fault, ...]:
 def _entry(
     item: Item, label: str, faults: Sequence[Fault], jobs: Mapping[str, JobSpec], usual: Entry, repeat: int = 0
 ) -> Entry:
-    """Check what can be known without torch: that ranks and steps exist."""
+    """Check what can be known without torch: that ranks, nodes, steps and whatever else is hit exist."""
     for fault, name in itertools.product(faults, usual.jobs):
         ranks, steps = jobs[name].ranks, jobs[name].steps
         if isinstance(fault.where.rank, int) and fault.where.rank >= ranks:
             item.fail(f"{fault}: rank {fault.where.rank} does not exist, job {name} has ranks 0..{ranks - 1}")
         if fault.when.first >= steps:
             item.fail(f"{fault}: never happens, job {name} has steps 0..{steps - 1}")
+        problem = _nowhere(fault, name, Shape.split(jobs[name].options)[0]) or _unguarded(fault, usual.policy)
+        if problem:
+            item.fail(f"{fault}: {problem}")
     lines = tuple(str(fault) for fault in faults)
-    return Entry(label or " & ".join(lines), lines, usual.jobs, usual.seeds, usual.policy, repeat)
+    return Entry(label or " & ".join(lines), lines, usual.jobs, usual.seeds, usual.policy, repeat, item.line)
+
+
+def _nowhere(fault: Fault, job: str, shape: Shape) -> str:
+    """Why a job has no place for a fault; empty if it has one."""
+    where = fault.where
+    nodes = list(dict.fromkeys(node_of(shape, rank) for rank in range(shape.ranks)))
+    if where.node and where.node not in nodes:
+        return f"node {where.node} does not exist, job {job} has {nodes[0]}..{nodes[-1]}"
+    if where.node and isinstance(where.rank, int) and node_of(shape, where.rank) != where.node:
+        return f"rank {where.rank} of job {job} is on {node_of(shape, where.rank)}, not on {where.node}"
+    if (where.target == "ckpt" or where.during == "save") and not shape.checkpoint_every:
+        return f"job {job} saves no checkpoint: give it checkpoint_every"
+    return ""
+
+
+def _unguarded(fault: Fault, policy: Mapping[str, Any] | None) -> str:
+    """Why a fault needs a guard, if there is none."""
+    if policy is not None:
+        return ""
+    if fault.where.during in _OF_A_GUARD:
+        return f"during={fault.where.during} is work of a guard's, and policy is null"
+    if fault.where.target in ("digest", "ckpt"):
+        return f"{fault.where.target} is a guard's, and policy is null"
+    return ""
 
 
 def _fillings(
-    item: Item, given: Mapping[str, Item], texts: Sequence[str], where: str, usual: Entry, jobs: Mapping[str, JobSpec]
+    item: Item,
+    given: Mapping[str, Item],
+    texts: Sequence[str],
+    name: str,
+    where: str,
+    usual: Entry,
+    jobs: Mapping[str, JobSpec],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """What to put into the blanks of a line: every combination of `vary`, and `count` draws of it, numbered."""
     vary = {key: _values(one, key) for key, one in given["vary"].mapping("vary").items()} if "vary" in given else {}
@@ -194,6 +237,8 @@ def _fillings(
     if blanks != filled:
         missing, idle = ", ".join(sorted(blanks - filled)), ", ".join(sorted(filled - blanks))
         item.fail(f"nothing fills {{{missing}}}" if missing else f"no line has the blank {{{idle}}}")
+    if strange := set(_BLANK.findall(name)) - filled:
+        given["name"].fail(f"nothing fills {{{', '.join(sorted(strange))}}}")
     count = given["count"].whole("count", 1, 100_000) if "count" in given else 1
     for values in itertools.product(*vary.values()):
         for number in range(count):

@@ -262,7 +262,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     # Where a user's own jobs are; last, so that nothing there hides anything else.
-    sys.path += [path for path in (*given.path, str(Path.cwd())) if path not in sys.path]
+    sys.path += [path for path in given.path if path not in sys.path]
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     scratch = _scratch()
     forker = Forker(scratch.path, given.weights)

@@ -7,9 +7,14 @@ has to read their options without loading anything heavy.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast, runtime_checkable
 
 from bitwitness.errors import ConfigurationError
@@ -82,6 +87,69 @@ def find_factory(name: str) -> Factory:
     if not callable(factory):
         raise ConfigurationError(f"the job {name!r} cannot be made: {module_name} has no function {attribute!r}")
     return cast("Factory", factory)
+
+
+def search_path(folder: Path | None = None) -> list[str]:
+    """Where the modules of jobs are looked for: where Python looks, beside the campaign file, in the current folder.
+
+    In this order, so that nothing that lies about hides what is installed. All processes of a campaign use the same.
+
+    Args:
+        folder: of the campaign file; None: it has none.
+    """
+    beside = [] if folder is None else [str(folder.absolute())]
+    return list(dict.fromkeys([*(place for place in sys.path if place), *beside, str(Path.cwd())]))
+
+
+def source_digest(factory: str, path: Sequence[str]) -> str:
+    """What the file of a job's module holds, as 24 hexadecimal digits: an edited job makes other runs. Empty for known jobs.
+
+    The module is found, and not imported: it may load torch, or anything. What it imports is not looked at.
+
+    Args:
+        factory: of the job.
+        path: where modules are looked for, see `search_path`.
+
+    Raises:
+        ConfigurationError: there is no such module, or no file of it.
+    """
+    if factory in KNOWN:
+        return ""
+    module = factory.partition(":")[0]
+    found = _find_module(module, path)
+    if found is None:
+        raise ConfigurationError(
+            f"the module {module} of the job {factory!r} is not found: it must lie beside the campaign file, in the current "
+            "folder, or where Python finds it (PYTHONPATH, or installed)"
+        )
+    if found.origin is None or not found.has_location:
+        raise ConfigurationError(
+            f"the module {module} of the job {factory!r} has no file: name the module that defines it"
+        )
+    try:
+        return hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=12).hexdigest()
+    except OSError as error:
+        raise ConfigurationError(f"{found.origin} cannot be read: {error.strerror or error}") from error
+
+
+def _find_module(module: str, path: Sequence[str]) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, which would import the packages above it."""
+    places, found = list(path), None
+    for depth, part in enumerate(parts := module.split(".")):
+        name = ".".join(parts[: depth + 1])
+        try:
+            found = PathFinder.find_spec(name, places)
+            if found is None and not depth:
+                found = importlib.util.find_spec(name)  # an editable install may have a finder of its own
+        except (KeyError, ValueError):
+            found = None  # a folder within a folder, neither of which is a package with a file
+        if found is not None and found.origin is not None:
+            places = list(found.submodule_search_locations or ())
+        else:
+            places = [str(inner) for place in places if (inner := Path(place) / part).is_dir()]
+        if found is None and not places:
+            return None
+    return found
 
 
 @dataclass(frozen=True, slots=True)

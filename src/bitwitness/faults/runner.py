@@ -22,7 +22,7 @@ from typing import Any
 
 from bitwitness.errors import BitwitnessError
 from bitwitness.faults.cells import CellResult, CellSpec
-from bitwitness.faults.job import DEFAULT_RANKS
+from bitwitness.faults.job import DEFAULT_RANKS, search_path
 from bitwitness.faults.results import weights_name
 from bitwitness.supervise.processes import PARENT
 
@@ -65,6 +65,7 @@ def run(
     on_progress: OnProgress | None = None,
     weights: Path | None = None,
     keep: Path | None = None,
+    path: Sequence[str] | None = None,
 ) -> None:
     """Run cells; returns when all have a result. The order of results is that in which they come.
 
@@ -78,11 +79,12 @@ def run(
         on_progress: told how far it is.
         weights: folder where the parameters of clean runs are kept, from one call to the next.
         keep: folder where the files of every cell are to be left, by its key; None: they are removed.
+        path: where the modules of jobs are looked for; None: `search_path()`.
 
     Raises:
         BitwitnessError: the processes that run cells do not start.
     """
-    _Runner(list(cells), parallel, deadline, on_result, on_progress or (lambda _: None), weights, keep).run()
+    _Runner(list(cells), parallel, deadline, on_result, on_progress or (lambda _: None), weights, keep, path).run()
 
 
 class _Runner:
@@ -95,10 +97,12 @@ class _Runner:
         on_progress: OnProgress,
         weights: Path | None,
         keep: Path | None,
+        path: Sequence[str] | None,
     ) -> None:
         self._waiting, self._total, self._done = cells, len(cells), 0
         self._deadline, self._on_result, self._on_progress = deadline, on_result, on_progress
         self._weights, self._keep = weights, keep
+        self._path = search_path() if path is None else path
         self._parallel = parallel
         self._cores = len(os.sched_getaffinity(0))
         self._forkers: list[_Forker] = []
@@ -126,7 +130,7 @@ class _Runner:
             cell = self._waiting.pop(index)
             free = next((forker for forker in self._forkers if forker.cell is None), None)
             if free is None:
-                free = _Forker(self._weights)
+                free = _Forker(self._weights, self._path)
                 self._forkers.append(free)
             free.give(cell, self._deadline, self._keep)
 
@@ -174,9 +178,9 @@ def _ranks(cell: CellSpec) -> int:
 class _Forker:
     """A process of `bitwitness.faults.forker`, which runs one cell at a time."""
 
-    def __init__(self, weights: Path | None) -> None:
+    def __init__(self, weights: Path | None, path: Sequence[str]) -> None:
         command = [sys.executable, "-P", "-m", "bitwitness.faults.forker"]
-        command += [f"--path={path}" for path in sys.path if path]
+        command += [f"--path={place}" for place in path]
         command += [] if weights is None else ["--weights", str(weights.absolute())]
         self._process = subprocess.Popen(
             command,

@@ -23,7 +23,7 @@ from bitwitness.faults.active import Surveyed
 from bitwitness.faults.cells import CellSpec
 from bitwitness.faults.grammar import parse
 from bitwitness.faults.injector import Injector
-from bitwitness.faults.job import CampaignJob, Shape, find_factory
+from bitwitness.faults.job import CampaignJob, Shape, find_factory, search_path
 from bitwitness.faults.sites import modules_of
 from bitwitness.faults.spec import MODULE_TARGETS, Fault
 from bitwitness.supervise.processes import PARENT, die_with_parent
@@ -122,24 +122,33 @@ def _misplaced(one: Surveyed, job: CampaignJob) -> str:
         return str(error)
 
 
-def ask(cells: Sequence[CellSpec], timeout: float = 600.0) -> dict[str, str]:
+def ask(cells: Sequence[CellSpec], path: Sequence[str] | None = None, timeout: float = 600.0) -> dict[str, str]:
     """As `problems`, for runs of one job, in a process of its own.
+
+    Args:
+        cells: the runs.
+        path: where modules are looked for; None: `search_path()`.
+        timeout: seconds.
 
     Raises:
         ConfigurationError: the job cannot be made.
     """
     factory = cells[0].factory
     runs = [(cell.key, cell.faults, cell.draws) for cell in cells]
-    request = json.dumps({"factory": factory, "options": dict(cells[0].options), "runs": runs, "path": sys.path})
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "bitwitness.faults.survey"],
-        input=request,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"},
-    )
+    places = search_path() if path is None else list(path)
+    request = json.dumps({"factory": factory, "options": dict(cells[0].options), "runs": runs, "path": places})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "bitwitness.faults.survey"],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"the job {factory} made no step within {timeout:.0f} s") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
         raise ConfigurationError(f"the job {factory} cannot be looked at: {lines[-1]}")
@@ -153,7 +162,7 @@ def ask(cells: Sequence[CellSpec], timeout: float = 600.0) -> dict[str, str]:
 def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.read())
-    sys.path[:] = request["path"]
+    sys.path += [place for place in request["path"] if place not in sys.path]  # as a forker does
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     try:

@@ -59,6 +59,16 @@ class Item:
         """Raise a ConfigurationError that begins with the place."""
         raise ConfigurationError(f"{self.file}, line {self.line}: {message}")
 
+    def finite(self, what: str) -> None:
+        """An error where there is a NaN or an infinity, however deep."""
+        inner: Iterable[Item] = ()
+        if isinstance(self.value, dict | list):
+            inner = self.value.values() if isinstance(self.value, dict) else self.value
+        elif isinstance(self.value, float) and not math.isfinite(self.value):
+            self.fail(f"{what} must be a finite number, not {self.value}")
+        for one in inner:
+            one.finite(what)
+
     def mapping(self, what: str) -> dict[str, Item]:
         """The value as a dictionary, or an error."""
         if not isinstance(self.value, dict):
@@ -104,16 +114,16 @@ class Item:
             self.fail(f"{what} must be larger than {above:g}, not {self.value}")
         return float(self.value)
 
-    def wholes(self, what: str) -> list[int]:
+    def wholes(self, what: str, most: int | None = None) -> list[int]:
         """A whole number, a list of them, or a range such as `5..20` with both ends in it."""
         if isinstance(self.value, list):
-            return [one.whole(what) for one in self.value] or self.fail(f"{what} must not be empty")
+            return [one.whole(what, 0, most) for one in self.value] or self.fail(f"{what} must not be empty")
         if isinstance(self.value, str):
             ends = re.fullmatch(r"\s*(\d{1,9})\s*\.\.\s*(\d{1,9})\s*", self.value)
             if ends is None or int(ends[1]) > int(ends[2]) or int(ends[2]) - int(ends[1]) > 100_000:
                 self.fail(f"{what} must be a whole number, a list or a range such as 5..20, not {self.value!r}")
             return list(range(int(ends[1]), int(ends[2]) + 1))
-        return [self.whole(what)]
+        return [self.whole(what, 0, most)]
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
