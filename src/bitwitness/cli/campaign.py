@@ -311,6 +311,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _print(table: Table, folder: Path) -> None:
+    from bitwitness.faults.table import PROBLEMS
+
     screen = console()
     summary = table.summary
     if table.matrix:
@@ -347,8 +349,10 @@ def _print(table: Table, folder: Path) -> None:
         screen.print(styled(f"not covered ({count}): {why}"))
     for problem in summary.problems():
         screen.print(styled(f"PROBLEM: {problem}", "bold red"))
+    for remark in summary.remarks():
+        screen.print(styled(f"note: {remark}", "yellow"))
     named: dict[str, list[Any]] = summary.to_json()
-    for name in ("missed", "late", "wrong_rank", "false_alarms", "changed_bits", "broken", "guard_failures", "refused"):
+    for name in PROBLEMS:
         for fault in named[name][:_SHOWN]:
             screen.print(styled(f"  {name}: {fault}"))
         if len(named[name]) > _SHOWN:
