@@ -86,11 +86,11 @@ def _memory_changes(tensor: Callable[[Small], Tensor]) -> Callable[[Small], Any]
     def while_saving(job: Small) -> Any:
         write = Keeper._write
 
-        def with_other_bits(keeper: Keeper, staging: Path) -> Any:
+        def with_other_bits(keeper: Keeper, staging: Path, step: int) -> Any:
             flat = tensor(job).detach().view(-1).view(torch.int32)
             flat[3] ^= 1
             try:
-                return write(keeper, staging)
+                return write(keeper, staging, step)
             finally:
                 flat[3] ^= 1
 
