@@ -69,7 +69,9 @@ def test_late_is_counted_from_the_first_wrong_update() -> None:
 
 def test_a_checkpoint_that_holds_it_is_late_whatever_the_steps() -> None:
     line = "rank=1 param @ step=3 : n=1 -> bit=20 ; once"
-    result = caught(spec(line), 3, 1, check="replicas", digests=digests({1: {3}}, 4), checkpoints=saves(4))
+    result = caught(
+        spec(line), 3, 1, check="replicas", digests=digests({1: {3}}, 4), checkpoints=saves(4), first_step=3
+    )
     row, table = judged(spec(line), result)
     assert (row.late, row.held) == (0, (4,))
     assert table.summary.late
@@ -145,9 +147,8 @@ def test_damage_to_a_file_is_not_masked_by_training_that_goes_on() -> None:
     row, table = judged(spec(line), finished(spec(line)))
     assert (row.status, row.masked) == ("missed", False)
     assert table.summary.missed
-    seen = finished(
-        spec(line), caught_by="checkpoint", caught_step=3, checkpoints=saves(4, problem="differs from its label")
-    )
+    saved = saves(4, problem="differs from its label")
+    seen = finished(spec(line), caught_by="checkpoint", caught_step=3, first_step=3, checkpoints=saved)
     row, table = judged(spec(line), seen)
     assert (row.status, row.held) == ("caught", ())
     assert not table.summary.problems()
@@ -320,6 +321,17 @@ def test_a_verdict_before_the_fault_is_a_false_alarm() -> None:
     assert len(table.summary.false_alarms) == 1
 
 
+def test_a_save_that_is_refused_before_the_fault_is_a_false_alarm() -> None:
+    saved = saves(4, problem="differs from its label")
+    early = finished(spec(), caught_by="checkpoint", caught_step=3, checkpoints=saved)
+    unhit = replace(early, struck=0, struck_ranks=(), first_step=None)
+    for result, status in ((early, "masked"), (unhit, "not landed")):
+        row, table = judged(spec(), result)
+        assert row.status == status
+        assert table.summary.caught == 0
+        assert len(table.summary.false_alarms) == len(table.summary.problems()) == 1
+
+
 # Chances and shares --------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +341,7 @@ def test_predicted_beside_measured() -> None:
     for repeat in range(40):
         one = replace(spec("rank=1 fwd_out @ step=4 : n=1 -> bit=20 ; once", policy, accumulate=2), key=str(repeat))
         one = replace(one, faults=(f"rank=1 fwd_out @ step={3 if repeat % 4 == 0 else 4} : n=1 -> bit=20 ; once",))
-        result = caught(one, 3, 1) if repeat % 8 == 0 else finished(one, digests=everywhere(4))
+        result = caught(one, 3, 1, first_step=3) if repeat % 8 == 0 else finished(one, digests=everywhere(4))
         given.append((one, result))
     (chance,) = build(given, Settings()).chances
     assert chance.predicted == pytest.approx(1 / 8)
@@ -342,7 +354,7 @@ def test_predicted_beside_measured() -> None:
         options={"ranks": 3, "steps": 8},
         faults=("rank=1 fwd_out @ step=3 : n=1 -> bit=20 ; once",),
     )
-    (more,) = build([*given, (sure, caught(sure, 3, 1))], Settings()).chances
+    (more,) = build([*given, (sure, caught(sure, 3, 1, first_step=3))], Settings()).chances
     assert (more.measured.count, more.measured.of) == (6, 41)
     summary = build(given, Settings()).summary
     assert (summary.by_chance, summary.missed) == (35, [])

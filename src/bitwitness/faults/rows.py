@@ -136,10 +136,8 @@ class Row:
 
     @property
     def is_false_alarm(self) -> bool:
-        """Whether a verdict came before anything was hit."""
-        if self.result.verdict is None:
-            return False
-        return self.result.first_step is None or self.result.verdict["step"] < self.result.first_step
+        """Whether a verdict came, or a save was refused, before anything was hit."""
+        return any(not _follows_a_hit(self.result, step) for step in _alarms(self.result))
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values: what the CSV and the JSON report hold."""
@@ -187,7 +185,7 @@ def judge(
     """One run against the clean one of the same job and seed, if there is one."""
     faults = [grammar.parse(line) for line in spec.faults]
     coverage = covers(faults, spec.options, spec.policy)
-    is_caught = result.verdict is not None or bool(result.caught_by)
+    is_caught = any(_follows_a_hit(result, step) for step in _alarms(result))
     wrong = None if clean is None else wrong_steps(result, clean)
     parted = wrong is not None and result.verdict is not None and _leaves_out_updates(spec)
     if wrong is not None and parted:  # and so has other bits from then on, and should have
@@ -214,13 +212,26 @@ def judge(
         status=status,
         late=late,
         updates=updates,
-        named=_named(result) if is_caught else "",
+        named=_named(result),
         masked=masked,
         note=note,
         held=held,
         outcome=outcome,
     )
     return replace(row, note=UNPROVED) if row.is_unproved else row
+
+
+def _alarms(result: CellResult) -> list[int | None]:
+    """The steps of all verdicts, and of the save that was refused; None where that is not known."""
+    verdicts = [*result.verdicts, *([result.verdict] if result.verdict is not None else [])]
+    refused = [result.caught_step] if result.caught_by and result.verdict is None else []
+    return [*(int(verdict["step"]) for verdict in verdicts), *refused]
+
+
+def _follows_a_hit(result: CellResult, step: int | None) -> bool:
+    if not result.struck:
+        return False
+    return step is None or result.first_step is None or step >= result.first_step
 
 
 def _identical(result: CellResult, wrong: Sequence[int] | None) -> bool | None:
@@ -295,7 +306,7 @@ def _is_gone(faults: Sequence[Fault], result: CellResult) -> bool:
 def _status(result: CellResult, coverage: Coverage, is_caught: bool, masked: bool | None, unguarded: bool) -> Status:
     if is_caught:
         return "caught"
-    if result.end == "not_landed" or (result.end == "finished" and not result.struck):
+    if result.end == "not_landed" or (result.end in ("finished", "detected") and not result.struck):
         return "not landed"
     if unguarded and result.end == "finished":
         return "unguarded"
