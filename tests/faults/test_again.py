@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from bitwitness.cli.main import cli
-from bitwitness.faults import runner
-from bitwitness.faults.campaign import load
+from bitwitness.faults import again, runner
+from bitwitness.faults.campaign import Campaign, load
+from bitwitness.faults.cells import CellResult, CellSpec
 from bitwitness.faults.database import Results
 
 CAMPAIGN = """
@@ -32,8 +34,7 @@ def fault(*words: object) -> Result:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("again")
-    (made / "again.yaml").write_text(CAMPAIGN)
-    campaign = load(made / "again.yaml")
+    campaign = load_text(made)
     cells = campaign.cells()
     with Results(made / "results.sqlite") as results:
         results.begin(campaign.name, cells)
@@ -50,6 +51,31 @@ def test_a_run_of_a_campaign_can_be_had_again(folder: Path, label: str) -> None:
     found = json.loads(ended.output)
     assert found["reproduced"] is True
     assert found["strikes"] == (1 if label == "one" else 3)
+
+
+def test_the_job_is_looked_for_where_the_campaign_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spec,) = [one for one in load_text(tmp_path).cells() if one.label == "one"]
+    hit = CellResult(spec.key, "finished", struck=1)
+    with Results(tmp_path / "results.sqlite") as results:
+        results.begin("again", [spec], tmp_path / "beside")
+        results.put(spec, hit)
+    given: list[dict[str, Any]] = []
+
+    def run(cells: list[CellSpec], **how: Any) -> None:
+        given.append(how)
+        how["on_result"](cells[0], hit)
+
+    monkeypatch.setattr(runner, "run", run)
+    again.run(tmp_path, spec.key)
+    assert len(given) == 2
+    for how in given:
+        assert str(tmp_path / "beside") in how["path"]
+        assert how["deadline"] >= 600
+
+
+def load_text(folder: Path) -> Campaign:
+    (folder / "again.yaml").write_text(CAMPAIGN)
+    return load(folder / "again.yaml")
 
 
 @pytest.mark.parametrize(

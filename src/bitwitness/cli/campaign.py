@@ -181,7 +181,7 @@ def _run(
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be made: {error.strerror or error}") from error
     with Results(folder / "results.sqlite") as results, _alone(folder):
-        results.begin(asked.name, cells)
+        results.begin(asked.name, cells, asked.folder)
         # What failed keeps its result until there is another.
         failed = {spec.key for spec, result in results.all() if result.end in _FAILED_ENDS} if retry else set()
         kept = results.done() - failed

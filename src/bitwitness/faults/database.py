@@ -82,11 +82,16 @@ class Results:
         row = self._connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
-    def begin(self, campaign: str, cells: Iterable[CellSpec]) -> None:
+    def begin(self, campaign: str, cells: Iterable[CellSpec], folder: Path | None = None) -> None:
         """Say what this database is for, or make sure that it is for this.
 
         A campaign that was only extended goes on: its results stay. One in which runs were changed or taken out that have a
         result does not, because its tables would mix what was asked for then and now.
+
+        Args:
+            campaign: its name.
+            cells: its runs.
+            folder: of its file, None if it has none: kept with the current folder, because modules of jobs lie there.
 
         Raises:
             ConfigurationError: the results are of another campaign, of other runs or of another version of bitwitness.
@@ -107,9 +112,16 @@ class Results:
                 f"{self.path} holds results of {len(strangers)} runs that this campaign does not have: the file or the module of a job was changed since "
                 f"({', '.join(sorted(strangers)[:2])}, ...). {_OTHER.capitalize()}"
             )
-        about = {"campaign": campaign, "version": __version__, "cells": json.dumps(order)}
+        beside = [] if folder is None else [str(folder.absolute())]
+        places = json.dumps([*beside, str(Path.cwd())])
+        about = {"campaign": campaign, "version": __version__, "cells": json.dumps(order), "places": places}
         with self._writing():
             self._connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about.items())
+
+    @property
+    def places(self) -> list[str]:
+        """The folders beside Python's own where the modules of jobs were looked for; empty where that is not known."""
+        return [str(place) for place in json.loads(self._about("places") or "[]")]
 
     def _planned(self) -> list[str]:
         cells = self._about("cells")
