@@ -16,17 +16,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from torch import Tensor
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.examples.jobs import Mlp, MlpOptions
-from bitwitness.faults import runner
+from bitwitness.faults import forker, runner
 from bitwitness.faults.cells import CellResult, CellSpec, Role
 from bitwitness.faults.job import Shape, find_factory
-from bitwitness.faults.rank import GUARD_TIMEOUT
+from bitwitness.faults.rank import GUARD_TIMEOUT, Place, _compare_or_keep
 from bitwitness.faults.results import account_path, gather
+from bitwitness.supervise import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_OF_THE_RUNNER"
@@ -282,6 +285,53 @@ def test_nothing_outlives_a_campaign_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: not marked(mark), "all of them end")
 
 
+def test_a_forker_that_died_while_idle_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import json, sys\nprint('{\"ready\": true}', flush=True)\n"
+        "key = json.loads(sys.stdin.readline())['cell']['key']\n"
+        "print(json.dumps({'key': key, 'end': 'finished'}), flush=True)\n"
+    )
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: start([sys.executable, "-c", program], **how))
+    found: dict[str, str] = {}
+
+    def keep(spec: CellSpec, result: CellResult) -> None:
+        found[spec.key] = result.end
+        time.sleep(0.3)  # until it is gone
+
+    runner.run([cell("one"), cell("two")], parallel=1, on_result=keep)
+    assert found == {"one": "finished", "two": "finished"}
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "pid"
+
+    def run_rank(spec: CellSpec, place: Place, store: object) -> str:
+        process = subprocess.Popen(["sleep", "600"])
+        started.write_text(str(process.pid))
+        return "finished"
+
+    monkeypatch.setattr(forker, "run_rank", run_rank)
+    ranks = forker._Ranks(cell("any"), Shape(ranks=1), tmp_path, None)
+    ranks.start()
+    assert not ranks.wait(time.monotonic() + 60)
+    assert ranks.codes == {0: 0}
+    wait_for(lambda: processes.started(int(started.read_text())) is None, "it ends")
+
+
+def test_accounts_that_cannot_be_read_are_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(*_: object) -> None:
+        raise ValueError("not an account")
+
+    monkeypatch.setattr(forker, "run_rank", lambda *_: "finished")
+    monkeypatch.setattr(forker, "gather", gather)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    result = forker.Forker(tmp_path, None).run(cell("any", ranks=1), 60.0, None)
+    assert (result.key, result.end) == ("any", "crash")
+    assert "not an account" in result.error
+    assert not list(tmp_path.iterdir())
+
+
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +360,16 @@ def test_a_torn_line_of_an_account_is_left_out(tmp_path: Path) -> None:
     account_path(tmp_path, 0).write_text(json.dumps(step) + "\n" + json.dumps(step)[:20])
     result = gather(cell("any"), Shape(ranks=1), tmp_path, {0: -9}, True, 1.0)
     assert (result.end, result.losses, result.digests, result.updates) == ("hang", ("nan",), (("a",),), 1)
+
+
+@pytest.mark.parametrize("what", [None, b"", b"PK\x03\x04 torn", b"\x80\x04."])
+def test_without_readable_clean_weights_there_is_no_drift(tmp_path: Path, what: bytes | None) -> None:
+    file = tmp_path / "clean.pt"
+    if what is not None:
+        file.write_bytes(what)
+    account = Mock()
+    _compare_or_keep(cell("any"), torch.nn.Linear(2, 2), file, account)
+    account.add.assert_not_called()
 
 
 @pytest.mark.parametrize("name", ["nothing", "nowhere:job", "bitwitness.examples.jobs:nothing", ":", "digits:"])

@@ -53,7 +53,10 @@ def test_every_impossible_fault_is_named_and_no_other() -> None:
 def test_a_job_lies_beside_the_campaign_or_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "job_beside.py").write_text("from bitwitness.examples.jobs import mlp as make\n")
+    monkeypatch.setenv("RANK", "7")  # of another job, which a forker does not pass on either
+    (tmp_path / "job_beside.py").write_text(
+        "import os\nfrom bitwitness.examples.jobs import mlp as make\nassert 'RANK' not in os.environ\n"
+    )
     asked = cells("loss @ step=2 : all -> sign", factory="job_beside:make")
     with pytest.raises(ConfigurationError, match="job_beside"):
         survey.ask(asked)

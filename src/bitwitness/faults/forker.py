@@ -94,12 +94,17 @@ class Forker:
         weights = None if self._weights is None else self._weights / weights_name(spec)
         try:
             self.ranks = _Ranks(spec, shape, folder, weights)
+            self.ranks.start()
             hung = self.ranks.wait(started + deadline)
-            return gather(spec, shape, folder, self.ranks.codes, hung, time.monotonic() - started)
-        finally:
-            self.stop()
+            result = gather(spec, shape, folder, self.ranks.codes, hung, time.monotonic() - started)
             if keep is not None:
                 shutil.move(folder, keep)
+            return result
+        except Exception as error:  # noqa: BLE001  (what ranks leave may be anything, and the other cells must not suffer)
+            seconds = time.monotonic() - started
+            return CellResult(spec.key, "crash", "".join(traceback.format_exception(error))[-2000:], seconds=seconds)
+        finally:
+            self.stop()
             shutil.rmtree(folder, ignore_errors=True)
 
     def stop(self) -> None:
@@ -136,7 +141,8 @@ class _Ranks:
     running: dict[int, int] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def start(self) -> None:
+        """Fork them."""
         # It listens before anybody knows the number, so that nobody can take the port meanwhile.
         listener = socket.create_server(("127.0.0.1", 0), backlog=self.shape.ranks + 8)
         sys.stderr.flush()
@@ -175,10 +181,14 @@ class _Ranks:
 
     def _reap(self, block: bool = False) -> bool:
         for pid in list(self.running):
-            ended, status = os.waitpid(pid, 0 if block else os.WNOHANG)
-            if ended:
-                self.codes[self.running.pop(pid)] = os.waitstatus_to_exitcode(status)
-                return True
+            # It is looked at first, and its number kept: until it is reaped, nobody else can be the leader of that group.
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)) is None:
+                continue
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)  # what it has started and left
+            _, status = os.waitpid(pid, 0)
+            self.codes[self.running.pop(pid)] = os.waitstatus_to_exitcode(status)
+            return True
         return False
 
     def _child(self, parent: int, rank: int, listener: socket.socket) -> None:

@@ -54,7 +54,6 @@ Label = Literal[
     "stopped",
 ]
 LABELS: tuple[Label, ...] = get_args(Label)
-HARMLESS: tuple[Label, ...] = ("masked-identical", "masked-drifted")
 _NEAR = 4
 """Sigma is averaged over so many widths of smoothing before and after a step."""
 _HIGH = 4.0

@@ -128,11 +128,19 @@ class _Runner:
         """Give cells to forkers as long as there is room."""
         while (index := self._next()) is not None:
             cell = self._waiting.pop(index)
-            free = next((forker for forker in self._forkers if forker.cell is None), None)
+            free = self._idle()
             if free is None:
                 free = _Forker(self._weights, self._path)
                 self._forkers.append(free)
             free.give(cell, self._deadline, self._keep)
+
+    def _idle(self) -> _Forker | None:
+        """One that waits for a cell. What has died meanwhile is dropped, or the next cell would be blamed for it."""
+        for forker in self._forkers:
+            if forker.cell is None and forker.has_ended():
+                forker.end()
+        self._forkers = [forker for forker in self._forkers if forker.lives]
+        return next((forker for forker in self._forkers if forker.cell is None), None)
 
     def _next(self) -> int | None:
         """Which of the waiting cells can start now: the first whose clean run is not still to come."""
@@ -184,7 +192,7 @@ class _Forker:
         command += [] if weights is None else ["--weights", str(weights.absolute())]
         self._process = subprocess.Popen(
             command,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -249,6 +257,10 @@ class _Forker:
         seconds = time.monotonic() - self._began
         return CellResult(self.cell.key, "crash", f"the process that ran it {how}", seconds=seconds)
 
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
     def tell_to_end(self) -> None:
         """It ends its ranks and removes its files."""
         with suppress(OSError):
@@ -268,8 +280,8 @@ class _Forker:
                 stream.close()
 
 
-def _environment() -> dict[str, str]:
-    """Of this process, without what belongs to another job or would tell every rank the same."""
+def environment() -> dict[str, str]:
+    """For what loads a job: that of this process, without what belongs to another job or would tell every rank the same."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(_STRANGERS) and name not in _STRANGE
     }

@@ -7,9 +7,13 @@ its own, and every site is looked at.
 
 from __future__ import annotations
 
+from bitwitness.supervise.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()  # before torch, whose import takes seconds
+
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,9 +28,9 @@ from bitwitness.faults.cells import CellSpec
 from bitwitness.faults.grammar import parse
 from bitwitness.faults.injector import Injector
 from bitwitness.faults.job import CampaignJob, Shape, find_factory, search_path
+from bitwitness.faults.runner import environment
 from bitwitness.faults.sites import modules_of
 from bitwitness.faults.spec import MODULE_TARGETS, Fault
-from bitwitness.supervise.processes import PARENT, die_with_parent
 
 _DTYPES = {"ckpt": torch.uint8, "digest": torch.int64, "rng": torch.int32}
 """Of what is hit by a fault that no step of one process reaches."""
@@ -145,7 +149,7 @@ def ask(cells: Sequence[CellSpec], path: Sequence[str] | None = None, timeout: f
             text=True,
             timeout=timeout,
             check=False,
-            env={**os.environ, PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"},
+            env=environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"the job {factory} made no step within {timeout:.0f} s") from error
@@ -173,5 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
     main()
