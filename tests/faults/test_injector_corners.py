@@ -52,7 +52,7 @@ def weights(model: nn.Module) -> list[bytes]:
 
 def test_a_moment_that_does_not_exist_yet_is_not_its_parameter() -> None:
     model = small()
-    with pytest.raises(FaultDidNotLand, match="kept no exp_avg yet"):
+    with pytest.raises(FaultDidNotLand, match=r"kept no exp_avg of 0\.weight yet"):
         train(model, "during=update exp_avg:0.weight @ step=0 : index=3 -> set=100.0")
     hit = train(small(), "during=update exp_avg:0.weight @ step=1 : index=3 -> set=100.0")
     assert hit.strikes[0].example["after"].startswith("100.0")
@@ -336,3 +336,51 @@ def test_an_optimizer_that_comes_after_all() -> None:
 def train_nothing(model: nn.Module) -> None:
     with Injector("param @ step=1 : n=1 -> sign", model):
         pass
+
+
+def test_once_at_each_name_is_once_in_a_run() -> None:
+    line = "each param:* @ step=0 : n=1 -> bit=3"
+    injector = train(small(), line, landed={0: ("0.weight", "0.bias")})
+    assert sorted(one.site.name for one in injector.strikes) == ["2.bias", "2.weight"]
+
+
+def test_moments_of_several_optimizers() -> None:
+    model = small()
+    optimizers = [torch.optim.AdamW(model[0].parameters()), torch.optim.AdamW(model[2].parameters())]
+    lines = "exp_avg:2.weight @ step=0 : n=1 -> sign & each buffer @ step=1 : n=1 -> bit=20 ; permanent"
+    model.register_buffer("seen", torch.ones(3))
+    with Injector(lines, model, optimizers) as injector:
+        for step in range(2):
+            model(batch(step)).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [(one.site.step, one.site.name) for one in injector.strikes] == [(0, "2.weight"), (1, "seen")]
+
+
+def test_a_part_that_is_evaluated_by_itself_is_not_training() -> None:
+    model = nn.Sequential(small())
+
+    def evaluate(step: int) -> None:
+        with torch.no_grad():
+            model[0](batch(9)[:2])
+
+    injector = train(model, "fwd_out:0.0 @ step=1 : n=1 -> bit=26", between=evaluate)
+    assert [tuple(one.shape) for one in injector.strikes] == [(6, 8)]
+
+
+def test_each_name_has_its_own_chance() -> None:
+    injector = train(small(), "each param:* @ every=1 : n=1 -> bit=3 ; intermittent=0.5", steps=12)
+    together = [sum(one.site.step == step for one in injector.strikes) for step in range(12)]
+    assert set(together) - {0, 4}
+
+
+def test_work_that_fails_leaves_no_trace() -> None:
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with (
+        pytest.raises(ConfigurationError),
+        Injector("fwd_out:0 @ step=0 : index=500 -> sign", model, optimizer) as injector,
+    ):
+        model(batch())
+    assert injector.moment.work == "train"

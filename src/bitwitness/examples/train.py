@@ -191,7 +191,7 @@ class Run:
             self.optimizer,
             seed=self.settings.seed,
             node=os.environ["BITWITNESS_NODE"],
-            landed=[0] if self.events.has("landed", self.training.name) else [],
+            landed={0: ()} if self.events.has("landed", self.training.name) else None,
         )
 
     def _tell_strike(self) -> None:

@@ -68,6 +68,7 @@ class Active:
         self.why_not = f"its site was never reached{_HINTS.get(fault.where.target, '')}"
         self.here = self._is_here(world_size)
         self._done: set[str] = set()
+        self._drawn = (-1, False)
         self._steps_due = self._opportunities = self._attempts = 0
         self._landed_in: tuple[int, Work] = (-1, "train")
         self._calls: dict[tuple[object, ...], int] = {}
@@ -84,6 +85,8 @@ class Active:
             return where.node == self._node and where.rank in (None, "*", self.rank)
         if where.rank == "*" or where.target == "comm.reduce":
             return True
+        if where.target == "ckpt" and where.rank is None:
+            return self.rank == 0  # who writes what all ranks share
         if where.rank is None:
             return self._random("rank").randrange(world_size) == self.rank
         if where.rank >= world_size:
@@ -101,9 +104,13 @@ class Active:
         endless = when.last is None or (when.last == when.first and persist.kind != "once")
         if not endless and step > (when.last or 0):
             return False
-        return (step - when.first) % when.every == 0 and (
-            when.p >= 1.0 or self._random(f"step {step}").random() < when.p
-        )
+        return (step - when.first) % when.every == 0 and (when.p >= 1.0 or self._is_drawn(step))
+
+    def _is_drawn(self, step: int) -> bool:
+        """Whether chance has chosen this step."""
+        if self._drawn[0] != step:
+            self._drawn = step, self._random(f"step {step}").random() < self.fault.when.p
+        return self._drawn[1]
 
     def wants(self, step: int) -> bool:
         """Whether it must see its site in this step: to strike, or to know what will be stale the next time."""
@@ -115,6 +122,11 @@ class Active:
         when, persist = self.fault.when, self.fault.persist
         endless = when.last is None or (when.last == when.first and persist.kind != "once")
         return not endless and step > (when.last or 0)
+
+    def had_its_turn(self, names: Iterable[str]) -> None:
+        """It has struck at these names in an earlier start of the job."""
+        self.landed = 1
+        self._done |= set(names)
 
     def begin(self, step: int) -> None:
         """A step begins, in which it is due or not."""
@@ -147,11 +159,11 @@ class Active:
             return moment.work in ARITHMETIC or where.target in (*MEMORY_TARGETS, "digest", "ckpt")
         return where.during == moment.work or (where.target == "digest" and where.during == "fingerprint")
 
-    def _chance(self, moment: Moment, call: int) -> bool:
+    def _chance(self, moment: Moment, call: int, name: str) -> bool:
         persist = self.fault.persist
         if persist.kind != "intermittent":
             return True
-        return self._random(f"chance {moment} {call}").random() < persist.p
+        return self._random(f"chance {moment} {call} {name}").random() < persist.p
 
     # Where -----------------------------------------------------------------------------------------------------------
 
@@ -185,7 +197,7 @@ class Active:
         if not self.is_due(moment) or (self.fault.persist.kind == "once" and name in self._done):
             return None
         self._opportunities += 1
-        if not self._chance(moment, site.call):
+        if not self._chance(moment, site.call, name if self.fault.where.each else ""):
             return None
         memory = self.target in MEMORY_TARGETS and self._landed_in == (moment.step, moment.work)
         if memory and not self.fault.where.each:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness.errors import ConfigurationError
+from bitwitness.faults.sites import data_parallel
 from bitwitness.faults.spec import Fault
 
 
@@ -25,7 +26,8 @@ class Wire:
     DDP keeps its hook for good, so there is one for a model, for all injectors that come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
         self.sends: Callable[[Tensor], None] | None = None
         self.reduced: Callable[[Tensor], None] | None = None
 
@@ -38,8 +40,8 @@ class Wire:
         buffer = bucket.buffer()
         if self.sends is not None:
             self.sends(buffer)
-        buffer.mul_(1.0 / dist.get_world_size())
-        future = dist.all_reduce(buffer, async_op=True).get_future()
+        buffer.mul_(1.0 / dist.get_world_size(self._group))
+        future = dist.all_reduce(buffer, group=self._group, async_op=True).get_future()
         done: torch.futures.Future[Tensor] = future.then(lambda arrived: self._arrived(arrived.value()[0]))
         return done
 
@@ -52,23 +54,30 @@ class Wire:
 _wires: WeakKeyDictionary[DistributedDataParallel, Wire] = WeakKeyDictionary()
 
 
-def wire(model: DistributedDataParallel, sends: Callable[[Tensor], None], reduced: Callable[[Tensor], None]) -> Wire:
+def wire(model: nn.Module, sends: Callable[[Tensor], None], reduced: Callable[[Tensor], None]) -> Wire:
     """Listen to what a model sends and what its reductions return, until `remove` of what is returned.
 
     Raises:
-        ConfigurationError: DDP's one hook is taken already.
+        ConfigurationError: DDP's one hook is taken already, or DDP does something that a hook cannot.
     """
-    known = _wires.get(model)
+    ddp = data_parallel(model)
+    assert ddp is not None  # or `check` would have refused it
+    if ddp.gradient_as_bucket_view:
+        raise ConfigurationError(
+            "a fault in communication takes the place of DDP's own reduction, which rounds otherwise with gradient_as_bucket_view=True: "
+            "leave that out, or put the job under a guard"
+        )
+    known = _wires.get(ddp)
     if known is None:
-        known = Wire()
+        known = Wire(ddp.process_group)
         try:
-            model.register_comm_hook(known, fault_hook)
+            ddp.register_comm_hook(known, fault_hook)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"a fault in communication needs DDP's communication hook, and it is taken ({error}): give yours to a guard as "
                 "inner_hook=, or leave it out"
             ) from error
-        _wires[model] = known
+        _wires[ddp] = known
     known.sends, known.reduced = sends, reduced
     return known
 
@@ -83,7 +92,7 @@ fault_hook.__annotations__ = {}
 
 def check(fault: Fault, model: nn.Module, world_size: int) -> None:
     """Raises ConfigurationError where nothing is communicated."""
-    if world_size < 2 or not isinstance(model, DistributedDataParallel):
+    if world_size < 2 or data_parallel(model) is None:
         raise ConfigurationError(f"{fault}: nothing is communicated here: it takes DDP, and at least two ranks")
 
 

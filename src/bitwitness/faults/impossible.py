@@ -43,7 +43,7 @@ _DURING: dict[Work, tuple[Target, ...]] = {
     "replay": _REPLAYED,
     "arbiter": _REPLAYED,
     "rerun": _REPLAYED,
-    "fingerprint": (*PARAMETER_TARGETS, "buffer", "loss", "fwd_out", "grad_in", "digest"),
+    "fingerprint": (*MEMORY_TARGETS, "digest"),
     "save": (*MEMORY_TARGETS, "ckpt"),
 }
 """What takes part in which work: nobody replays an all-reduce, memory is none of a replay's own, only a save writes a file."""

@@ -8,8 +8,8 @@ fault whose target they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,12 +17,11 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from bitwitness import fingerprint
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults import communication, files, random_state, sites
-from bitwitness.faults.active import Active, Moment, Recorded
+from bitwitness.faults.active import Active, Moment, Recorded, matching
 from bitwitness.faults.grammar import parse, parse_all
 from bitwitness.faults.record import Strike, append, read
 from bitwitness.faults.spec import MEMORY_TARGETS, MODULE_TARGETS, Fault, Work
@@ -53,7 +52,7 @@ class Injector:
         node: of this process, for faults that belong to a node.
         record: file to which each strike is appended, as a line of JSON.
         start: which start of the job this is, for records of jobs that are started again.
-        landed: numbers of faults that have landed before, in a process that this one takes the place of.
+        landed: faults that have landed before, by number, and at which names, in a process that this one takes the place of.
 
     Attributes:
         strikes: what has landed here, in order; the last thousand. struck: how many there were.
@@ -79,7 +78,7 @@ class Injector:
         node: str = "",
         record: Path | None = None,
         start: int = 1,
-        landed: Iterable[int] = (),
+        landed: Mapping[int, Iterable[str]] | None = None,
     ) -> None:
         grouped = dist.is_available() and dist.is_initialized()
         self.rank = rank if rank is not None else (dist.get_rank() if grouped else 0)
@@ -101,10 +100,10 @@ class Injector:
         self._spoilt: list[tuple[Tensor, Tensor]] = []
         self._operands = sites.Operands()
         self._stack = ExitStack()
-        before = set(landed)
         self._set(activate(faults, seed, self.rank, self.world_size, node, start))
         for one in self._active:
-            one.landed = int(one.number in before)
+            if landed and one.number in landed:
+                one.had_its_turn(landed[one.number])
 
     def _set(self, active: Iterable[Active]) -> None:
         self._active = [one for one in active if one.here]
@@ -131,11 +130,16 @@ class Injector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
-        self._operands.restore()
+        self.close()
         if error is None:
             self._raise_failure()
             self._require_landed(self.moment.step + 1, final=True)
+
+    def close(self) -> None:
+        """Leave the job as it would have been, and ask not what has landed."""
+        self._stack.close()
+        self._operands.restore()
+        self._ends()
 
     def _place(self) -> None:
         modules, parameters = sites.modules_of(self.model), sites.parameters_of(self.model)
@@ -152,8 +156,8 @@ class Injector:
             elif one.target.startswith("comm."):
                 communication.check(one.fault, self.model, self.world_size)
             elif one.target == "rng":
-                one.names(random_state.SOURCES)
-                one.check(torch.zeros(random_state.WORDS, dtype=torch.int32))
+                for name in one.names(random_state.SOURCES):
+                    one.check(random_state.like(name))
         for optimizer in self.optimizers:
             self._watch(optimizer)
         if self._active:
@@ -165,8 +169,8 @@ class Injector:
         for name in chosen:
             if one.target == "fwd_w" and (name in one.names(modules, 0) or not one.fault.persist.redraw):
                 one.check(sites.check_operand(one.fault, name, modules[name]))
-            change = self._changer(one, name, modules)
-            for handle in sites.hook_module(one.target, modules[name], self._wanted(one), change, self._operands):
+            change, wanted = self._changer(one, name, modules), self._wanted_forward(one)
+            for handle in sites.hook_module(one.target, modules[name], wanted, change, self._operands):
                 self._keep(handle)
 
     def _check_memory(self, one: Active) -> None:
@@ -232,7 +236,7 @@ class Injector:
         self._trains = torch.is_grad_enabled()
         if self._guarded or not self._trains:
             return
-        if not self._wired and self._communicates() and isinstance(self.model, DistributedDataParallel):
+        if not self._wired and self._communicates():
             self._wired = True
             self._keep(communication.wire(self.model, self._sends, self._reduced))
         self._micro_batch(self._next())
@@ -284,6 +288,14 @@ class Injector:
     def _wanted(self, one: Active) -> Callable[[], bool]:
         return lambda: self._trains and one.wants(self.moment.step)
 
+    def _wanted_forward(self, one: Active) -> Callable[[], bool]:
+        def wanted() -> bool:
+            # A part of the model that is called by itself, without gradients, is evaluated.
+            trains = self._trains and (self._calls > 0 or torch.is_grad_enabled())
+            return trains and one.wants(self.moment.step)
+
+        return wanted
+
     def _changer(self, one: Active, name: str, among: Iterable[str]) -> sites.Change:
         """Strikes at this name; where the name is drawn anew in each step, only if it is this one's turn."""
         candidates = tuple(among)
@@ -304,34 +316,47 @@ class Injector:
             append(self._record, strike)
         return True
 
+    @contextmanager
+    def _doing(self, work: Work) -> Iterator[None]:
+        """At the same place in the job, other work."""
+        before = self.moment
+        self.moment = Moment(before.step, before.micro, work)
+        try:
+            yield
+        finally:
+            self.moment = before
+
     def _hit_memory(self, instant: Work | None, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Hit what is stored: before the first forward (train), before the update, while saving, or (None) after the update.
 
-        `optimizer`: whose update it is, where there are several: each has its own parameters.
+        `optimizer`: whose update it is, where there are several: each has its own parameters, and buffers go with the first.
         """
-        before = self.moment
         for one in self._in_memory:
-            if one.fault.where.during != instant or not one.may_be_due(before.step):
+            if one.fault.where.during == instant and one.may_be_due(self.moment.step):
+                with self._doing(instant or "train"):
+                    self._hit_stored(one, optimizer, keep=instant == "save")
+
+    def _hit_stored(self, one: Active, optimizer: torch.optim.Optimizer | None, keep: bool) -> None:
+        stored = self._stored(one)
+        for name in one.names(self._will_be_stored(one), self.moment.step):
+            if optimizer is not None and not self._belongs(name, one, optimizer):
                 continue
-            self.moment = Moment(before.step, before.micro, instant or "train")
-            tensors = self._stored(one)
-            for name in one.names(tensors, before.step) if tensors else ():
-                if optimizer is None or self._belongs(name, one, optimizer):
-                    kept = tensors[name].detach().clone() if instant == "save" else None
-                    if self._strike(one, tensors[name], name) and kept is not None:
-                        self._spoilt.append((tensors[name], kept))
-            if not tensors:
-                one.why_not = f"the optimizer kept no {one.target} yet"
-        self.moment = before
+            if name not in stored:
+                one.why_not = f"the optimizer kept no {one.target} of {name} yet"
+                continue
+            kept = stored[name].detach().clone() if keep else None
+            if self._strike(one, stored[name], name) and kept is not None:
+                self._spoilt.append((stored[name], kept))
 
     def _belongs(self, name: str, one: Active, optimizer: torch.optim.Optimizer) -> bool:
-        if one.target == "buffer" or len(self.optimizers) == 1:
-            return True
-        parameter = sites.parameters_of(self.model)[name]
-        return any(parameter is mine for group in optimizer.param_groups for mine in group["params"])
+        if one.target == "buffer":
+            return optimizer is self.optimizers[0]
+        return len(self.optimizers) == 1 or id(sites.parameters_of(self.model)[name]) in sites.parameters_in(
+            [optimizer]
+        )
 
     def _stored(self, one: Active) -> dict[str, Tensor]:
-        """What is stored of this kind, by name; empty where an optimizer has not begun to."""
+        """What is stored of this kind, by name; without what an optimizer has not begun to keep."""
         if one.target == "buffer":
             return sites.buffers_of(self.model)
         parameters = sites.parameters_of(self.model)
@@ -341,11 +366,13 @@ class Injector:
         return {name: state for name, state in states.items() if state is not None}
 
     def _will_be_stored(self, one: Active) -> dict[str, Tensor]:
-        """The same, moments that do not exist yet stood for by the parameters that they will be like."""
-        if one.target == "buffer":
-            return sites.buffers_of(self.model)
-        trained = {name: one for name, one in sites.parameters_of(self.model).items() if one.requires_grad}
-        return self._stored(one) or trained
+        """What is stored sooner or later, by name: a moment has the shape and the dtype of its parameter."""
+        if one.target in ("buffer", "param"):
+            return self._stored(one)
+        updated = sites.parameters_in(self.optimizers)
+        trained = {name: tensor for name, tensor in sites.parameters_of(self.model).items() if tensor.requires_grad}
+        kept = {name: tensor for name, tensor in trained.items() if id(tensor) in updated}
+        return kept if matching(one.fault.where.glob, kept) else trained  # another optimizer may come
 
     def _hit_batch(self, batch: Any) -> None:
         for one in self._of.get("input", ()):
@@ -378,31 +405,36 @@ class Injector:
             self._failure = self._failure or error
 
     def _hit_files(self, folder: Path, while_saving: bool) -> None:
-        before = self.moment
-        self.moment = Moment(before.step, before.micro, "save" if while_saving else "train")
-        for one in self._of.get("ckpt", ()):
-            if (one.fault.where.during == "save") == while_saving and one.may_be_due(self.moment.step):
-                found = files.names(folder, self.rank)
-                for name in one.names(found, self.moment.step) if found else ():
-                    files.hit(folder / name if folder.is_dir() else folder, self._changer(one, name, found))
-        self.moment = before
+        with self._doing("save" if while_saving else "train"):
+            for one in self._of.get("ckpt", ()):
+                if (one.fault.where.during == "save") == while_saving and one.may_be_due(self.moment.step):
+                    self._hit_file(one, folder)
+
+    def _hit_file(self, one: Active, folder: Path) -> None:
+        found = files.names(folder, self.rank)
+        if not matching(one.fault.where.glob, found):
+            one.why_not = f"this rank writes {', '.join(found) or 'no file'}; what all ranks share is written by rank 0"
+            return
+        for name in one.names(found, self.moment.step):
+            files.hit(folder / name if folder.is_dir() else folder, self._changer(one, name, found))
 
     def _hashes(self, tensors: list[Tensor]) -> list[Tensor]:
         """What a fingerprint reads: copies of what is hit while it is hashed."""
-        before = self.moment
-        self.moment = Moment(before.step, before.micro, "fingerprint")
-        for one in self._in_memory:
-            if one.fault.where.during == "fingerprint" and one.may_be_due(before.step):
-                stored = self._stored(one)
-                chosen = one.names(stored, before.step) if stored else ()
-                places = {stored[name].data_ptr(): name for name in chosen}
-                for index, tensor in enumerate(tensors):
-                    if tensor.data_ptr() in places and tensor.numel():
-                        copy = tensor.clone()
-                        if self._strike(one, copy, places[tensor.data_ptr()]):
-                            tensors[index] = copy
-        self.moment = before
+        with self._doing("fingerprint"):
+            for one in self._in_memory:
+                if one.fault.where.during == "fingerprint" and one.may_be_due(self.moment.step):
+                    self._misread(one, tensors)
         return tensors
+
+    def _misread(self, one: Active, tensors: list[Tensor]) -> None:
+        stored = self._stored(one)
+        chosen = [name for name in one.names(self._will_be_stored(one), self.moment.step) if name in stored]
+        places = {stored[name].data_ptr(): name for name in chosen}
+        for index, tensor in enumerate(tensors):
+            if tensor.data_ptr() in places and tensor.numel():
+                copy = tensor.clone()
+                if self._strike(one, copy, places[tensor.data_ptr()]):
+                    tensors[index] = copy
 
     def _hashed(self, digests: Tensor) -> Tensor:
         for one in self._of.get("digest", ()):

@@ -18,6 +18,11 @@ _HEADER, WORDS = 24, 624
 """Of a state of PyTorch's CPU generator: the bytes before the 624 words of its Mersenne twister (at::mt19937_data_pod)."""
 
 
+def like(source: str) -> Tensor:
+    """A tensor like the one that `hit` has changed."""
+    return torch.zeros(2, dtype=torch.int64) if source == "cuda" else torch.zeros(WORDS, dtype=torch.int32)
+
+
 def hit(source: str, strike: Callable[[Tensor], bool]) -> None:
     """Have the state of a source changed: int32 `[624]`, of CUDA int64 `[2]`, seed and offset."""
     match source:

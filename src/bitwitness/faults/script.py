@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitwitness import preemption
 from bitwitness.faults import record
 from bitwitness.faults.asked import FAULT, RECORD, asked
 from bitwitness.faults.injector import Injector
@@ -111,7 +112,10 @@ class Script:
                     f"{FAULT} was set, and no model was trained on rank {self._rank}: nothing was hit"
                 )
             return
-        self._injector.__exit__(None, None, None)
+        if preemption.requested():
+            self._injector.close()  # the job goes on another time, and so may the fault
+        else:
+            self._injector.__exit__(None, None, None)
         if self._injector.struck:
             logger.warning("%d faults landed on rank %d: %s", self._injector.struck, self._rank, self._folder)
 
@@ -173,25 +177,29 @@ def install() -> Script:
     return script
 
 
-def had_their_turn(faults: Sequence[Fault | Strike], before: Sequence[Strike], rank: int, node: str) -> set[int]:
-    """The numbers of the faults that have struck here in an earlier start of the job.
+def had_their_turn(
+    faults: Sequence[Fault | Strike], before: Sequence[Strike], rank: int, node: str
+) -> dict[int, set[str]]:
+    """The faults that have struck here in an earlier start of the job, by number, and at which names.
 
     The very same fault: a run directory may be used again with another. One that belongs to a node has had its turn on
     whichever rank that node had then.
     """
     specs = [str(one) if isinstance(one, Fault) else "" for one in faults]
-    found: set[int] = set()
+    found: dict[int, set[str]] = {}
     for number, fault in enumerate(faults):
         if not isinstance(fault, Fault):
             continue
         alone = specs.count(specs[number]) == 1
-        found |= {
-            number
+        names = {
+            strike.site.name
             for strike in before
             if strike.spec == specs[number]
             and (alone or strike.site.fault == number)
             and (strike.node == node if fault.where.node else strike.site.rank == rank)
         }
+        if names:
+            found[number] = names
     return found
 
 

@@ -36,6 +36,18 @@ def inner(model: nn.Module) -> nn.Module:
             return model
 
 
+def data_parallel(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """The model as DDP, also where that was compiled."""
+    while isinstance(model, torch._dynamo.OptimizedModule):
+        model = model._orig_mod
+    return model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+
+
+def parameters_in(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """The parameters that optimizers update, by `id`."""
+    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Whether the whole model is compiled, by `torch.compile(model)` or `model.compile()`."""
     while True:
@@ -101,8 +113,8 @@ def watch_calls(model: nn.Module, before: Callable[..., None], after: Callable[[
         return stack.close
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        before(args, kwargs)
         try:
+            before(args, kwargs)
             return compiled(*args, **kwargs)
         finally:
             after()

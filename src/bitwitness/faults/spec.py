@@ -239,7 +239,7 @@ class Persist:
     Attributes:
         kind: `once`, until it has landed (with `each`, at each name); else at every opportunity that is due, `intermittent`
             with probability `p` at each.
-        redraw: draw site, elements and damage anew at each strike; without it they stay, as in a broken circuit.
+        redraw: draw site, elements and damage anew in each step; without it they stay, as in a broken circuit.
         only_if: only elements whose magnitude is in this range: a fault that depends on its operands.
     """
 

@@ -234,8 +234,8 @@ class Keeper:
         """Read back what has become durable, on two nodes, and label it."""
         what = f"{staged.path} of step {staged.standing.step}"
         # The writers of all ranks are done when the ranks have met, and not before: then the files can be listed.
-        self._require_one("label", self._patiently("checkpoint: written", lambda: self._told(what, staged.path)))
-        names = sorted(self._patiently("checkpoint: list", lambda: self._foreign_names(staged.path))[0])
+        self._require_one("label", self._patiently("checkpoint: written", lambda: what))
+        names = sorted(self._patiently("checkpoint: list", lambda: self._written_names(staged.path))[0])
         if not names:
             raise CheckpointError(f"{staged.path} holds no file: was it written, on storage that every node sees?")
         mine = names[self.job.rank :: self.job.topology.world_size]
@@ -244,12 +244,14 @@ class Keeper:
         self._patiently("checkpoint: read back", lambda: self._read_foreign(staged, names, files))
         label = self._label(staged.standing, staged.tensors, files, self._readers())
         done = self._patiently("checkpoint: label", lambda: self._write_label(staged.path, label))
+        if seams.probe is not None:
+            seams.probe.published(staged.path)
         return Path(done[0])
 
-    def _told(self, what: str, path: Path) -> str:
-        if seams.probe is not None:
+    def _written_names(self, path: Path) -> list[str]:
+        if seams.probe is not None and path.exists():
             seams.probe.written(path)
-        return what
+        return self._foreign_names(path)
 
     def _foreign_names(self, path: Path) -> list[str]:
         return files_of(path) if self.job.rank == 0 and path.exists() else []

@@ -85,8 +85,8 @@ def doing(work: Work, step: int) -> Iterator[None]:
     if told is None:
         yield
         return
-    told.begins(work, step)
     try:
+        told.begins(work, step)
         yield
     finally:
         told.ends(work, step)
