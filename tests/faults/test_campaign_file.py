@@ -205,7 +205,8 @@ def test_what_is_wrong_is_said_with_its_line(old: str, new: str, line: int, word
     [
         "digest",
         "ckpt",
-        *(f"during={work} loss" for work in ("replay", "arbiter", "rerun", "fingerprint")),
+        *(f"during={work} loss" for work in ("replay", "arbiter", "rerun")),
+        "during=fingerprint param",
         "during=save param",
     ],
 )

@@ -237,7 +237,6 @@ def test_agreement_on_nan_is_caught_unless_a_scaler_skips_it() -> None:
         (f"rank=2 during=fingerprint param @ step=8 {FLIP}", {"audit_every": 10}, "not fingerprinted"),
         (f"rank=2 during=fingerprint exp_avg @ step=8 {FLIP}", {"audit_every": 1}, "not fingerprinted"),
         (f"rank=2 during=fingerprint buffer @ step=8 {FLIP}", EVERY, "but with Policy(replica_buffers=True)"),
-        (f"rank=2 during=fingerprint grad_w @ step=8 {FLIP}", EVERY, "no fingerprint is taken of grad_w"),
         (f"rank=2 digest @ step=8 {FLIP}", {"audit_every": 10}, "only an audit compares"),
         ("ckpt @ step=8 : n=1 -> bit=5", EVERY, "saves nothing after a step"),
         (f"rank=0 during=save param @ step=8 {FLIP}", EVERY, "saves nothing after a step"),

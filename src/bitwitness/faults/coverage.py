@@ -194,8 +194,6 @@ def _no_fingerprint(fault: Fault, world: World) -> str:
             return ""  # that of the reduced gradient is compared in every step
         every = world.micros == 1 and all(map(world.audits, window(fault, world)))
         return "" if every else "the first fingerprint of a step is that of its batch, which only an audit compares"
-    if target not in MEMORY_TARGETS:
-        return f"no fingerprint is taken of {target} where it could be misread"
     if target == "buffer" and not world.policy.replica_buffers:
         return "no fingerprint is taken of a buffer, but with Policy(replica_buffers=True)"
 
