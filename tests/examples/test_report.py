@@ -17,7 +17,8 @@ from bitwitness.errors import BitwitnessError
 from bitwitness.evidence import Verdict
 from bitwitness.examples.plan import IN_MEMORY, Expected, FaultChoice, Settings, expected
 from bitwitness.examples.report import Report, conclude, read_events
-from bitwitness.examples.report_page import Scale, outlook, render, ticks, write_page
+from bitwitness.examples.report_page import Scale, outlook, render, write_page
+from bitwitness.faults.report import ticks
 from bitwitness.runfiles import RunFiles
 from bitwitness.runfiles.supervision import SupervisionFiles
 from tests.examples import recorded

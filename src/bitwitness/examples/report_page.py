@@ -18,6 +18,7 @@ from bitwitness._version import __version__
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.examples.plan import Expected, expected
 from bitwitness.examples.report import Report
+from bitwitness.faults.report import ticks
 from bitwitness.runfiles import Incident, read_incident, write_bytes
 
 TEMPLATE = "report.html.jinja"
@@ -268,14 +269,3 @@ def _description(report: Report) -> str:
                 f"{report.settings.titles[name]}: from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
             )
     return "; ".join(said) + "."
-
-
-def ticks(lowest: float, highest: float, most: int) -> list[float]:
-    """Round numbers between two values, at most so many."""
-    span = highest - lowest
-    if not (span > 0 and math.isfinite(span)):
-        return [lowest]
-    unit = 10.0 ** math.floor(math.log10(span / most))
-    step = next(unit * factor for factor in (1, 2, 5, 10, 20) if span / (unit * factor) <= most - 1)
-    first = math.ceil(lowest / step)
-    return [round(step * number, 10) for number in range(first, math.floor(highest / step + 1e-9) + 1)]

@@ -218,8 +218,8 @@ def _chart(title: str, lines: Sequence[tuple[str, str, list[float]]]) -> dict[st
         "top": _TOP,
         "bottom": _HEIGHT - _BOTTOM,
         "lines": drawn,
-        "x_ticks": [{"at": x(step), "label": f"{step:g}"} for step in _ticks(0, steps - 1, 8)],
-        "y_ticks": [{"at": y(loss), "label": f"{loss:g}"} for loss in _ticks(low, high, 5)],
+        "x_ticks": [{"at": x(step), "label": f"{step:g}"} for step in ticks(0, steps - 1, 8)],
+        "y_ticks": [{"at": y(loss), "label": f"{loss:g}"} for loss in ticks(low, high, 5)],
         "description": "; ".join(
             f"{name}: from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
             for name, _, losses in lines
@@ -243,7 +243,7 @@ def _numbers(losses: Iterable[float | str]) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def _ticks(lowest: float, highest: float, most: int) -> list[float]:
+def ticks(lowest: float, highest: float, most: int) -> list[float]:
     """Round numbers between two values, at most so many."""
     span = highest - lowest
     if not (span > 0 and math.isfinite(span)):
