@@ -13,6 +13,7 @@ BitwitnessError
     RankLost                        ranks did not take part in a collective within the time-out
   RunFilesError                     a file of a run cannot be read or written
     CheckpointError                 a checkpoint cannot be written, read or trusted
+  ClusterError                      a cluster refused, could not be reached, or answered what is not understood
   MissingExtra                      a part of bitwitness that is not installed
 """
 
@@ -93,6 +94,10 @@ class RunFilesError(BitwitnessError):
 
 class CheckpointError(RunFilesError):
     """A checkpoint cannot be written, read or trusted; names it and says why."""
+
+
+class ClusterError(BitwitnessError):
+    """A cluster refused, could not be reached, or answered what is not understood; names the call and what it said."""
 
 
 class MissingExtra(BitwitnessError):

@@ -24,6 +24,7 @@ COMMANDS = {
     "checkpoint": "bitwitness.cli.checkpoint",
     "demo": "bitwitness.cli.demo",
     "fault": "bitwitness.cli.fault",
+    "fleet": "bitwitness.cli.fleet",
     "incident": "bitwitness.cli.incident",
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",

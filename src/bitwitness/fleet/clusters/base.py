@@ -1,0 +1,191 @@
+"""What every cluster can be asked, so that the controller knows none of them.
+
+An act is planned as the exact calls that it takes, before anything is done: `--dry-run` prints them, and the audit log keeps
+them. Whether an act has landed is told by looking at the node again, never by the success of a call, because the process
+that called may have been killed before it could note that it had.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from bitwitness.errors import ConfigurationError
+
+ActKind = Literal["drain", "reboot", "replace", "clear"]
+Service = Literal["in", "draining", "out", "absent", "unknown"]
+"""`in`: takes jobs. `draining`: takes no new job, one still runs. `out`: takes none. `absent`: the cluster has no such node."""
+Landed = Literal["yes", "no", "unknown"]
+
+TAG = "bitwitness"
+"""What the reason of everything we do to a node begins with; a node that somebody else took out is not ours to touch."""
+
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing to be done to one node.
+
+    Attributes:
+        kind: what.
+        node: its name, checked by `valid_node`.
+        incident: id of the incident because of which; empty for what a person asked for by hand.
+        reason: a sentence for people.
+        devices: of that node, those that are named; a cluster that knows only nodes ignores them.
+    """
+
+    kind: ActKind
+    node: str
+    incident: str
+    reason: str
+    devices: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """By which the act is recognised on the node afterwards: `bitwitness 20261129T093015Z-4be1d2`."""
+        return f"{TAG} {self.incident}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node as the cluster shows it now.
+
+    Attributes:
+        node: its name.
+        service: whether it takes jobs.
+        raw: the state in the cluster's own words, e.g. `IDLE+DRAIN`.
+        reason: why it is out, in the words of whoever took it out.
+        reason_by: who did; empty where the cluster does not say.
+        booted: when it booted, UTC in ISO 8601, or "".
+        instance: what stays with the machine and changes with its replacement, or "".
+        jobs: ids of jobs that run there, where the cluster says.
+    """
+
+    node: str
+    service: Service
+    raw: str = ""
+    reason: str = ""
+    reason_by: str = ""
+    booted: str = ""
+    instance: str = ""
+    jobs: tuple[str, ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was taken out by bitwitness."""
+        return self.reason == TAG or self.reason.startswith(TAG + " ")
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as the cluster shows it now.
+
+    Attributes:
+        job: its id.
+        state: `pending`, `running`, `ended`, or `absent` where the cluster does not know it (any more).
+        raw: in the cluster's own words.
+        exit_code: of one that has ended; None where the cluster does not say.
+        restarts: how often it was requeued.
+        excluded: nodes on which it must not start.
+    """
+
+    job: str
+    state: Literal["pending", "running", "ended", "absent"]
+    raw: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many nodes there are, and how many of them are out of service, whoever took them out."""
+
+    total: int
+    out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One exact call: a command as a list of words that never passes a shell, or a request.
+
+    Attributes:
+        words: the command; for a request its method and address.
+        body: of a request, JSON values; it holds no secret.
+    """
+
+    words: tuple[str, ...]
+    body: Any = None
+
+    def __str__(self) -> str:
+        """As a person would type it."""
+        return shlex.join(self.words) + ("" if self.body is None else f" {json.dumps(self.body)}")
+
+
+class Cluster(Protocol):
+    """A cluster. Every method may raise `ClusterError`: unreachable, refused, or an answer that is not understood."""
+
+    name: str
+    """`slurm`, `local`, ..."""
+    acts: frozenset[ActKind]
+    """What it can do; `drain` and `clear` always."""
+
+    def look(self, node: str) -> NodeState:
+        """The node now. One that the cluster does not have is `absent`, not an error."""
+        ...
+
+    def census(self) -> Census:
+        """The size of the cluster now."""
+        ...
+
+    def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+        """The exact calls of an act on a node in this state; none where it has landed already. Pure.
+
+        Raises:
+            ConfigurationError: this cluster cannot do it, or the name of the node is not valid.
+        """
+        ...
+
+    def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
+        """Whether an act that was intended at `before` has happened, by what the node shows now. Pure."""
+        ...
+
+    def job(self, job: str) -> JobState:
+        """A job now."""
+        ...
+
+    def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
+        """The exact calls that start a job again without these nodes; none where the cluster has no jobs. Pure."""
+        ...
+
+    def carry_out(self, call: Call) -> str:
+        """Do it; what the cluster answered."""
+        ...
+
+
+def valid_node(name: str) -> str:
+    """The name of a node, if it can be one: names come from incidents, which come from other machines, and go into commands.
+
+    Letters, digits, `_`, `.` and `-`, not beginning with a `-` or `.`, and at most 253 characters (RFC 1123 host names, and
+    what Slurm's NodeName and Kubernetes' object names allow); no list or range of nodes.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if not _NODE.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r:.120} is no name of a node (letters, digits, '_', '.', '-'): nothing is done to it"
+        )
+    return name
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """A sentence as clusters store it: one line without control characters, cut where it is too long."""
+    plain = _CONTROL.sub(" ", text).strip()
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
