@@ -183,6 +183,15 @@ def node_name(environment: Mapping[str, str], resource_config: Path = RESOURCE_C
     return _hyperpod_node(resource_config) or socket.gethostname()
 
 
+def scheduler_job(environment: Mapping[str, str]) -> str:
+    """The job of the scheduler that this process belongs to, e.g. `slurm:4711`; empty where none says so.
+
+    Whoever repairs the cluster needs it: the job that has ended is to be started again without the node.
+    """
+    job = environment.get("SLURM_JOB_ID", "").strip()
+    return f"slurm:{job}" if re.fullmatch(r"[0-9]{1,18}", job) else ""
+
+
 def _hyperpod_node(resource_config: Path) -> str | None:
     """The instance whose address is one of this host's; None where the file is absent, damaged or names no match."""
     try:

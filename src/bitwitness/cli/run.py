@@ -11,9 +11,8 @@ import click
 
 from bitwitness.cli.output import console, print_json
 from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.durations import seconds_of
 from bitwitness.errors import ConfigurationError, MissingExtra
-
-_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class _Seconds(click.ParamType[float]):
@@ -23,13 +22,10 @@ class _Seconds(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds of what the user wrote."""
-        text = str(value).strip()
-        unit = _TIMES.get(text[-1:], 0)
         try:
-            seconds = float(text[:-1]) * unit if unit else float(text)
-        except ValueError:
-            self.fail(f"{value!r} is no time: give seconds, or e.g. 90s, 30m, 12h, 7d", param, ctx)
-        return seconds
+            return seconds_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _TIME = _Seconds()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bitwitness.evidence import NONFINITE, Observation, Verdict
 from bitwitness.guard import start
 from bitwitness.guard.job import Job, Step
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now, write_bytes
+from bitwitness.topology import scheduler_job
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ def _record(
         "observations": [seen.to_json() for seen in observations],
         "placement": job.topology.to_json(),
         "policy": job.policy.to_json(),
+        "scheduler_job": scheduler_job(os.environ),
         **start.supervision(),
         "notes": list(notes),
     }

@@ -26,7 +26,7 @@ from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
 from bitwitness.runfiles.label import Label
-from bitwitness.topology import Placement, Topology, node_name
+from bitwitness.topology import Placement, Topology, node_name, scheduler_job
 
 logger = logging.getLogger("bitwitness")
 
@@ -305,6 +305,7 @@ def description(job: Job, limits: Sequence[str], run: str) -> dict[str, Any]:
         "policy": job.policy.to_json(),
         "fingerprint_seed": job.seed,
         "limits": list(limits),
+        "scheduler_job": scheduler_job(os.environ),
         **supervision(),
     }
 

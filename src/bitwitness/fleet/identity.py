@@ -1,0 +1,112 @@
+"""Whether a device that was taken out has come back: repaired or not, under whatever name its node has now.
+
+A node keeps its name when its machine is exchanged, and a machine may come back from repair with the same silicon. The UUID
+and the serial number of a device are the only proof of which it is (recovery.md section 2.2), so they are kept from
+before, and every start of a job is a chance to see them again. Pure but for reading the files of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.runfiles import RunFiles
+from bitwitness.topology import Topology
+
+_SAME_NODE = timedelta(minutes=10)
+"""A job may have been started on the node just before the node was taken out, and clocks differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A device because of which a node was taken out.
+
+    Attributes:
+        device: its UUID or other identity.
+        serial: of the silicon, or "" where it was not known.
+        node: where it was then.
+        incident: id of the incident.
+        time: when the node was taken out, UTC in ISO 8601.
+    """
+
+    device: str
+    serial: str
+    node: str
+    incident: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A device that was seen in a node.
+
+    Attributes:
+        device, serial: which; one of them may be "".
+        node: where.
+        time: when, UTC in ISO 8601.
+        origin: by what it is known.
+    """
+
+    device: str
+    serial: str
+    node: str
+    time: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A condemned device that was seen again."""
+
+    condemned: Condemned
+    sighting: Sighting
+
+    @property
+    def text(self) -> str:
+        """A sentence, loud."""
+        was, now = self.condemned, self.sighting
+        same = f"serial {now.serial}" if was.serial and was.serial == now.serial else f"device {was.device}"
+        where = f"back in {now.node}" if was.node == now.node else f"in {now.node}, and was in {was.node}"
+        return (
+            f"THE SAME SILICON IS BACK: {same} is {where} (seen {now.time}, {now.origin}); its node was taken out because of "
+            f"incident {was.incident}, and nobody has cleared it"
+        )
+
+
+def returned(condemned: Sequence[Condemned], sightings: Sequence[Sighting]) -> list[Return]:
+    """Which condemned devices were seen again after their node was taken out, each once with its first such sighting."""
+    found = []
+    for was in condemned:
+        seen = [one for one in sightings if _is_same(was, one) and _is_later(was, one)]
+        if seen:
+            found.append(Return(was, min(seen, key=lambda one: datetime.fromisoformat(one.time))))
+    return found
+
+
+def _is_same(was: Condemned, one: Sighting) -> bool:
+    return was.device == one.device or bool(was.serial and was.serial == one.serial)
+
+
+def _is_later(was: Condemned, one: Sighting) -> bool:
+    since = datetime.fromisoformat(was.time) + (_SAME_NODE if was.node == one.node else timedelta(0))
+    return datetime.fromisoformat(one.time) > since
+
+
+def sightings_of(files: RunFiles) -> list[Sighting]:
+    """Where the last start of a run saw which device; empty where it cannot be read.
+
+    A processor has no identity of its own (its "device" is called after its node), so it cannot come back.
+    """
+    try:
+        record = files.read_run()
+        placed = Topology.from_json(record["placement"]).placements
+        time = str(record["started"])
+        if datetime.fromisoformat(time).tzinfo is None:
+            return []
+    except (RunFilesError, ConfigurationError, AssertionError, KeyError, TypeError, ValueError):
+        return []
+    origin = f"a job that started there, {files.path}"
+    devices = {place.device: place.node for place in placed if "/cpu-" not in place.device}
+    return [Sighting(device, "", node, time, origin) for device, node in devices.items()]
