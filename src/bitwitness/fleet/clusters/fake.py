@@ -3,3 +3,276 @@
 With a file it outlives the process that acts upon it, so that a controller can be killed at any instant and the next one asks
 the same cluster. It counts every call, and can be told to refuse, to be slow to show what was done, or to be unreachable.
 """
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters.base import (
+    Act,
+    ActKind,
+    Call,
+    Census,
+    JobState,
+    Landed,
+    NodeState,
+    one_line,
+    valid_node,
+)
+
+When = Literal["before", "after"]
+
+_ACTS: frozenset[ActKind] = frozenset({"drain", "reboot", "replace", "clear"})
+_OUT = ("out", "draining")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class FakeCluster:
+    """A cluster of nodes and jobs for tests and rehearsals.
+
+    Args:
+        nodes: names of nodes that it has beside those that are in the file already.
+        path: the file in which it lives; None: in memory.
+        clock: the time, for when a node booted.
+
+    Raises:
+        ClusterError: the file is no such cluster.
+    """
+
+    name = "fake"
+    acts: frozenset[ActKind] = _ACTS
+
+    def __init__(
+        self, nodes: Iterable[str] = (), path: Path | None = None, *, clock: Callable[[], datetime] = _now
+    ) -> None:
+        self._path, self._clock = path, clock
+        self._memory: dict[str, Any] = {"nodes": {}, "jobs": {}, "calls": [], "looks": 0, "faults": {}}
+        self._lock = threading.Lock()
+        with self._changing() as world:
+            for node in nodes:
+                world["nodes"].setdefault(valid_node(node), _fresh())
+
+    # What a cluster is asked ------------------------------------------------------------------------------------------
+
+    def look(self, node: str) -> NodeState:
+        """The node now, or as it was where the cluster is slow to show."""
+        with self._changing() as world:
+            world["looks"] += 1
+            _reachable(world)
+            seen = world["nodes"].get(node)
+            if seen is None:
+                return NodeState(node, "absent")
+            if seen["hidden"] > 0:
+                seen["hidden"] -= 1
+                return _state(node, seen["before"])
+            return _state(node, seen)
+
+    def census(self) -> Census:
+        """How many nodes there are, and how many are out."""
+        with self._changing() as world:
+            _reachable(world)
+            states = [one["service"] for one in world["nodes"].values()]
+            return Census(len(states), sum(state in _OUT for state in states))
+
+    def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+        """One call an act; none where the node is already as the act would have it."""
+        valid_node(act.node)
+        if act.kind not in self.acts:
+            raise ConfigurationError(f"a fake cluster cannot {act.kind} a node")
+        if act.kind == "clear":
+            return () if state.service == "in" else (Call(("fake", "clear", act.node)),)
+        if act.kind == "drain" and state.service in _OUT:
+            return ()
+        return (Call(("fake", act.kind, act.node, "--reason", one_line(f"{act.tag}: {act.reason}"))),)
+
+    def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
+        """By what the node shows: out, another boot, another instance, or in again."""
+        if now.service in ("unknown", "absent"):
+            return "unknown"
+        done = {
+            "drain": now.service in _OUT,
+            "reboot": now.booted != before.booted,
+            "replace": now.instance != before.instance,
+            "clear": now.service == "in",
+        }
+        return "yes" if done[act.kind] else "no"
+
+    def job(self, job: str) -> JobState:
+        """A job now."""
+        with self._changing() as world:
+            _reachable(world)
+            seen = world["jobs"].get(job)
+            if seen is None:
+                return JobState(job, "absent")
+            return JobState(job, seen["state"], seen["state"], seen["exit"], seen["restarts"], tuple(seen["excluded"]))
+
+    def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
+        """One call."""
+        return (Call(("fake", "requeue", job.job, "--exclude", ",".join(map(valid_node, exclude)))),)
+
+    def carry_out(self, call: Call) -> str:
+        """Do it, unless told to refuse."""
+        _, kind, name, *rest = call.words
+        with self._changing() as world:
+            world["calls"].append([kind, name, self._clock().isoformat()])
+            kill = _killing(world, kind, name)
+        if kill == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self._changing() as world:
+            _refuse(world, name)
+            if kind == "requeue":
+                _requeue(world, name, rest[1])
+            else:
+                self._change(world, kind, name, rest[1] if rest else "")
+        if kill == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"{kind} {name}: done"
+
+    def _change(self, world: dict[str, Any], kind: str, name: str, reason: str) -> None:
+        node = world["nodes"].get(name)
+        if node is None:
+            raise ClusterError(f"fake {kind} {name}: there is no such node")
+        node["before"] = {key: value for key, value in node.items() if key != "before"}
+        node["hidden"] = world["faults"].get("slow", 0)
+        if kind == "drain":
+            busy = any(job["state"] == "running" and name in job["nodes"] for job in world["jobs"].values())
+            node.update(service="draining" if busy else "out", reason=reason, by="bitwitness")
+        elif kind == "clear":
+            node.update(service="in", reason="", by="")
+        elif kind == "reboot":
+            node.update(booted=f"{node['booted']}+")
+        elif kind == "replace":
+            node.update(instance=f"{node['instance']}+", booted=f"{node['booted']}+")
+
+    # What a test tells it ---------------------------------------------------------------------------------------------
+
+    def add_job(
+        self, job: str, nodes: Sequence[str] = (), *, state: str = "running", exit_code: int | None = None
+    ) -> None:
+        """Have a job, or change it: `running`, or `ended` with an exit code. How often it was requeued stays."""
+        with self._changing() as world:
+            old = world["jobs"].get(job, {"restarts": 0, "excluded": [], "nodes": []})
+            world["jobs"][job] = {**old, "state": state, "exit": exit_code, "nodes": list(nodes or old["nodes"])}
+
+    def take_out(self, node: str, reason: str, by: str = "admin") -> None:
+        """Somebody else takes a node out."""
+        with self._changing() as world:
+            world["nodes"][node].update(service="out", reason=reason, by=by, hidden=0)
+
+    def take_in(self, node: str) -> None:
+        """Somebody else returns a node to service."""
+        with self._changing() as world:
+            world["nodes"][node].update(service="in", reason="", by="", hidden=0)
+
+    def refuse(self, times: int, node: str = "") -> None:
+        """Refuse the next calls, of one node or of any."""
+        self._tell("refuse", [times, node])
+
+    def unreachable(self, on: bool = True) -> None:
+        """Answer nothing, or answer again."""
+        self._tell("unreachable", on)
+
+    def slow_to_show(self, looks: int) -> None:
+        """Show so many looks long what a node was before it was changed."""
+        self._tell("slow", looks)
+
+    def kill_caller(self, when: When, call: int = 1) -> None:
+        """End the process that makes the next but `call - 1` call, before or after what it asks for is done."""
+        self._tell("kill", [when, call])
+
+    def calls(self, node: str = "", kind: str = "") -> list[tuple[str, str]]:
+        """(kind, node) of every call that was ever made, refused ones included, in order; of a node or kind if given."""
+        with self._changing() as world:
+            made = [(str(one[0]), str(one[1])) for one in world["calls"]]
+        return [one for one in made if one[1] == (node or one[1]) and one[0] == (kind or one[0])]
+
+    def looks(self) -> int:
+        """How often a node was looked at."""
+        with self._changing() as world:
+            return int(world["looks"])
+
+    def _tell(self, what: str, value: Any) -> None:
+        with self._changing() as world:
+            world["faults"][what] = value
+
+    # Where it lives ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Any]]:
+        """The world, changed by nobody else meanwhile. Counters are kept also where a call fails."""
+        with self._lock:
+            if self._path is None:
+                yield self._memory
+                return
+            with self._path.with_name(f".{self._path.name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                world = self._read(self._path)
+                try:
+                    yield world
+                finally:
+                    beside = self._path.with_name(f".{self._path.name}.new")
+                    beside.write_text(json.dumps(world))
+                    beside.replace(self._path)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        if not path.exists():
+            return {key: type(value)() for key, value in self._memory.items()}
+        try:
+            world = json.loads(path.read_text())
+            if not isinstance(world, dict) or set(world) != set(self._memory):
+                raise ValueError("it has other parts")
+        except ValueError as error:
+            raise ClusterError(f"{path} is no fake cluster: {error}") from error
+        return world
+
+
+def _fresh() -> dict[str, Any]:
+    return {"service": "in", "reason": "", "by": "", "booted": "1", "instance": "1", "hidden": 0, "before": None}
+
+
+def _state(name: str, seen: dict[str, Any]) -> NodeState:
+    raw = {"in": "IDLE", "out": "DRAINED", "draining": "DRAINING"}.get(seen["service"], "UNKNOWN")
+    return NodeState(name, seen["service"], raw, seen["reason"], seen["by"], seen["booted"], seen["instance"])
+
+
+def _reachable(world: dict[str, Any]) -> None:
+    if world["faults"].get("unreachable"):
+        raise ClusterError("the fake cluster cannot be reached, as it was told")
+
+
+def _refuse(world: dict[str, Any], name: str) -> None:
+    _reachable(world)
+    times, node = world["faults"].get("refuse", (0, ""))
+    if times > 0 and node in ("", name):
+        world["faults"]["refuse"] = [times - 1, node]
+        raise ClusterError(f"the fake cluster refuses what is asked about {name}, as it was told")
+
+
+def _killing(world: dict[str, Any], kind: str, name: str) -> When | None:
+    when, calls = world["faults"].get("kill", (None, 0))
+    if when is None:
+        return None
+    world["faults"]["kill"] = [when, calls - 1] if calls > 1 else [None, 0]
+    return when if calls <= 1 else None
+
+
+def _requeue(world: dict[str, Any], name: str, exclude: str) -> None:
+    job = world["jobs"].get(name)
+    if job is None or job["state"] != "ended":
+        raise ClusterError(f"fake requeue {name}: there is no such job that has ended")
+    job.update(
+        state="pending", exit=None, restarts=job["restarts"] + 1, excluded=[one for one in exclude.split(",") if one]
+    )

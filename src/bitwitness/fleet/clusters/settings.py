@@ -1,0 +1,42 @@
+"""Which cluster a policy names: the one place that knows them all, so that none is imported that is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitwitness.errors import ConfigurationError
+from bitwitness.fleet.clusters.fake import FakeCluster
+from bitwitness.fleet.clusters.local import LocalCluster
+
+if TYPE_CHECKING:
+    from bitwitness.fleet.clusters.base import Cluster
+    from bitwitness.fleet.policy import FleetPolicy
+
+
+def cluster_of(policy: FleetPolicy, runs: Sequence[Path], parents: Sequence[Path] = ()) -> Cluster:
+    """The cluster of a policy: `local` where it names none.
+
+    Args:
+        policy: its table `cluster` says which and how.
+        runs: directories of runs, whose quarantines the local cluster is.
+        parents: folders of such directories.
+
+    Raises:
+        ConfigurationError: there is no such cluster, or a setting of it is wrong.
+    """
+    kind = str(policy.cluster.get("kind", "local"))
+    if kind == "local":
+        return LocalCluster(runs, parents)
+    if kind == "slurm":
+        from bitwitness.fleet.clusters.slurm import from_settings  # noqa: PLC0415  # only where there is one
+
+        made: Cluster = from_settings(policy.cluster)
+        return made
+    if kind == "fake":
+        file = str(policy.cluster.get("file", ""))
+        if not file:
+            raise ConfigurationError('a cluster of kind "fake" needs the file in which it lives: file = "cluster.json"')
+        return FakeCluster(path=Path(file))
+    raise ConfigurationError(f'cluster.kind is {kind!r}: there are "local", "slurm" and, for rehearsals, "fake"')

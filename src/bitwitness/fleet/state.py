@@ -1,0 +1,258 @@
+"""What a controller knows, in a database that survives whatever happens to the controller.
+
+Everything that is done is noted here before it is done, so a `kill -9` at any instant leaves either nothing that was started
+or a note of what may have been. SQLite because a transaction of it is whole or absent, also after a loss of power, because
+it needs no server, and because whoever wants other tables than ours can read it.
+
+A database that is damaged is never replaced by a new one: a controller that has forgotten what it did would do it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bitwitness._version import __version__
+from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.fleet.clock import Clock, stamp
+from bitwitness.fleet.tables import SCHEMA, TABLES
+
+NAME = "state.db"
+_WAL = ("-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the audit trail.
+
+    Attributes:
+        number: counts up; nothing is ever changed or removed.
+        time: UTC in ISO 8601.
+        who: `user@host` of whoever did it, or `controller`.
+        what: in a word, e.g. `proposed`, `held`, `intent`, `call`, `done`, `cleared`.
+        incident, node: which it is about, or "".
+        text: a sentence.
+        record: what belongs to it, JSON values.
+    """
+
+    number: int
+    time: str
+    who: str
+    what: str
+    incident: str
+    node: str
+    text: str
+    record: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class State:
+    """The database of one controller; others read it, and `fleet clear` writes to it.
+
+    One object is used by one thread; each thread opens its own.
+
+    Args:
+        folder: in which it lies; made where it does not exist, if `create`.
+        clock: the time.
+        create: make an empty one where there is none.
+
+    Raises:
+        RunFilesError: it is damaged, of something else, of another version, or cannot be read or written; nothing is changed.
+        ConfigurationError: there is none, and none is to be made.
+    """
+
+    def __init__(self, folder: Path, *, clock: Clock | None = None, create: bool = True) -> None:
+        self.folder, self.path = folder, folder / NAME
+        self.clock = clock or Clock()
+        if not self.path.exists():
+            self._begin(create)
+        if self.path.stat().st_size == 0:
+            raise RunFilesError(f"{self.path} is empty, so what was in it is lost: {_MEND}")
+        self._connection = self._open()
+
+    def _begin(self, create: bool) -> None:
+        """Make the file under another name first: one that is there under its own is whole."""
+        if not create:
+            raise ConfigurationError(
+                f"{self.folder} holds no state of a controller (no {NAME}): give the --state of `bitwitness fleet watch`"
+            )
+        left = [self.path.with_name(NAME + suffix) for suffix in _WAL]
+        if any(path.exists() for path in left):
+            raise RunFilesError(f"{self.path} is gone, but what belongs to it is still there: {_MEND}")
+        new = self.folder / f".{NAME}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            made = sqlite3.connect(new)
+            try:
+                made.executescript(TABLES)
+                made.execute("PRAGMA synchronous=FULL")
+                about = {"schema": str(SCHEMA), "version": __version__, "created": stamp(self.clock.now())}
+                made.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+                made.commit()
+            finally:
+                made.close()
+            with suppress(FileExistsError):  # somebody else was faster: theirs
+                os.link(new, self.path)
+        except (sqlite3.Error, OSError) as error:
+            raise RunFilesError(f"{self.path} cannot be made: {error}: choose another --state") from error
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            # Opened and closed by one thread, but the one that closes may be another.
+            connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise RunFilesError(f"{self.path} cannot be opened: {error}") from error
+        try:
+            connection.execute("PRAGMA synchronous=FULL")
+            about = dict(connection.execute("SELECT name, value FROM about"))
+            if about.get("schema") != str(SCHEMA):
+                raise RunFilesError(
+                    f"{self.path} has schema {about.get('schema')}, this version reads {SCHEMA}: use the version that wrote it"
+                )
+            said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+            if said != ["ok"]:
+                raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:
+            connection.close()
+            raise RunFilesError(f"{self.path} is damaged, or no state of a controller ({error}): {_MEND}") from error
+        except RunFilesError:
+            connection.close()
+            raise
+        return connection
+
+    # Reading and changing ---------------------------------------------------------------------------------------------
+
+    def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query.
+
+        Raises:
+            RunFilesError: the database cannot be read.
+        """
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise RunFilesError(f"{self.path} cannot be read: {error}") from error
+
+    def write(self, query: str, values: Sequence[Any] = ()) -> int:
+        """Change something, inside `change`; the number of the row that was added, or of the rows that were changed."""
+        assert self._connection.in_transaction, "what is changed alone may contradict what should have come with it"
+        done = self._connection.execute(query, values)
+        return int(done.lastrowid or 0) if query.startswith("INSERT") else done.rowcount
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """All changes inside, or none of them; on the disk when this ends.
+
+        Raises:
+            RunFilesError: they cannot be written, e.g. because the disk is full; none of them is.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # a full disk has ended it already
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise RunFilesError(
+                f"{self.path} cannot be written: {error}. Nothing is done to any node before it is noted there"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What is known of the controller itself ---------------------------------------------------------------------------
+
+    def about(self) -> dict[str, str]:
+        """What is known of the controller: `mode`, `round`, `every`, `pid`, `host`, ..."""
+        return dict(self.read("SELECT name, value FROM about"))
+
+    def set_about(self, **values: str) -> None:
+        """Note it, inside `change`."""
+        for name, value in values.items():
+            self.write("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
+
+    # The audit trail --------------------------------------------------------------------------------------------------
+
+    def note(
+        self,
+        what: str,
+        text: str,
+        *,
+        incident: str = "",
+        node: str = "",
+        who: str = "controller",
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a line to the audit trail, inside `change`."""
+        row = (self.stamp(), who, what, incident, node, text, json.dumps(dict(record or {})))
+        self.write("INSERT INTO audit (time, who, what, incident, node, text, record) VALUES (?,?,?,?,?,?,?)", row)
+
+    def history(self, *, node: str = "", incident: str = "", last: int = 0) -> list[Entry]:
+        """The audit trail, oldest first: of a node or an incident where one is given, and only the last so many lines."""
+        rows = self.read(
+            "SELECT number, time, who, what, incident, node, text, record FROM audit "
+            "WHERE (? = '' OR node = ?) AND (? = '' OR incident = ?) ORDER BY number DESC LIMIT ?",
+            (node, node, incident, incident, last or -1),
+        )
+        return [Entry(*row[:-1], _loads(row[-1])) for row in reversed(rows)]
+
+    # What is said once ------------------------------------------------------------------------------------------------
+
+    def say_once(self, key: str, text: str) -> bool:
+        """Whether this was not said yet, inside `change`; from now on it was. Another text is another saying."""
+        said = self.read("SELECT text FROM said WHERE key = ?", (key,))
+        if said and said[0][0] == text:
+            return False
+        self.write("INSERT OR REPLACE INTO said VALUES (?, ?, ?)", (key, text, self.stamp()))
+        return True
+
+    def unsay(self, key: str) -> bool:
+        """It is over, inside `change`: when it comes again it is said again. Whether it was said."""
+        return self.write("DELETE FROM said WHERE key = ?", (key,)) > 0
+
+    def said(self, prefix: str = "") -> dict[str, tuple[str, str]]:
+        """What was said and is not over: key to text and time."""
+        rows = self.read("SELECT key, text, time FROM said ORDER BY time, key")
+        return {key: (text, time) for key, text, time in rows if key.startswith(prefix)}
+
+    def stamp(self, at: datetime | None = None) -> str:
+        """A time as it is stored; of now."""
+        return stamp(self.clock.now() if at is None else at)
+
+
+def _loads(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    return value if isinstance(value, dict) else {"value": value}
+
+
+_MEND = (
+    "nothing was changed. Do not remove it: a controller that has forgotten what it did would do it again. "
+    "Restore it from a copy, or start with a new --state once you have looked at every node by hand"
+)

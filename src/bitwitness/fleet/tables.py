@@ -1,0 +1,143 @@
+"""The tables of a controller's database, apart from the code because other programs read them too."""
+
+SCHEMA = 1
+
+TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+-- What happened, one line each. Lines are added and never changed: the triggers refuse everything else.
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    time TEXT NOT NULL,
+    who TEXT NOT NULL,
+    what TEXT NOT NULL,
+    incident TEXT NOT NULL,
+    node TEXT NOT NULL,
+    text TEXT NOT NULL,
+    record TEXT NOT NULL
+);
+CREATE INDEX audit_node ON audit (node);
+CREATE INDEX audit_incident ON audit (incident);
+CREATE TRIGGER audit_stays BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit trail is not changed'); END;
+CREATE TRIGGER audit_keeps BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit trail is not changed'); END;
+
+-- Incidents that were picked up; decided once their proposals are there.
+CREATE TABLE incidents (
+    id TEXT PRIMARY KEY,
+    run TEXT NOT NULL,
+    path TEXT NOT NULL,
+    status TEXT NOT NULL,
+    job TEXT NOT NULL,
+    time TEXT NOT NULL,
+    seen TEXT NOT NULL,
+    decided INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX incidents_undecided ON incidents (seen) WHERE decided = 0;
+
+-- Who was named when: what strikes are counted from. Hand-cleared ones count no more.
+CREATE TABLE namings (
+    incident TEXT NOT NULL,
+    device TEXT NOT NULL,
+    node TEXT NOT NULL,
+    record TEXT NOT NULL,
+    cleared TEXT,
+    PRIMARY KEY (incident, record)
+) WITHOUT ROWID;
+
+-- What should be done, and what became of it.
+CREATE TABLE proposals (
+    key INTEGER PRIMARY KEY,
+    incident TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    node TEXT NOT NULL,
+    act TEXT,
+    made TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    ticks REAL NOT NULL,
+    record TEXT NOT NULL,
+    status TEXT NOT NULL,
+    hold TEXT NOT NULL DEFAULT '',
+    why TEXT NOT NULL DEFAULT '',
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due TEXT,
+    updated TEXT NOT NULL,
+    UNIQUE (incident, number)
+);
+CREATE INDEX proposals_status ON proposals (status);
+CREATE INDEX proposals_node ON proposals (node);
+
+-- Written before anything is done. Without an outcome: it may or may not have happened, and the node is looked at.
+CREATE TABLE intents (
+    key INTEGER PRIMARY KEY,
+    proposal INTEGER,
+    kind TEXT NOT NULL,
+    node TEXT NOT NULL,
+    incident TEXT NOT NULL,
+    act TEXT NOT NULL,
+    before TEXT NOT NULL,
+    calls TEXT NOT NULL,
+    tried TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    ticks REAL NOT NULL,
+    process TEXT NOT NULL,
+    started INTEGER NOT NULL DEFAULT 0,
+    outcome TEXT,
+    text TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX intents_open ON intents (key) WHERE outcome IS NULL;
+CREATE INDEX intents_tried ON intents (tried);
+
+-- Jobs that may have to be started again without the nodes of an incident.
+CREATE TABLE requeues (
+    incident TEXT PRIMARY KEY,
+    job TEXT NOT NULL,
+    nodes TEXT NOT NULL,
+    restarts INTEGER,
+    status TEXT NOT NULL,
+    why TEXT NOT NULL DEFAULT '',
+    due TEXT,
+    made TEXT NOT NULL,
+    started INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+
+-- Devices that were taken out, and those of them that came back.
+CREATE TABLE condemned (
+    device TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    node TEXT NOT NULL,
+    incident TEXT NOT NULL,
+    time TEXT NOT NULL,
+    PRIMARY KEY (device, incident)
+) WITHOUT ROWID;
+CREATE TABLE returns (
+    device TEXT NOT NULL,
+    incident TEXT NOT NULL,
+    node TEXT NOT NULL,
+    time TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (device, incident, node)
+) WITHOUT ROWID;
+
+-- What is said once, and is said again only after it was over.
+CREATE TABLE said (key TEXT PRIMARY KEY, text TEXT NOT NULL, time TEXT NOT NULL) WITHOUT ROWID;
+
+-- Messages, written together with what they tell, and to whom they were delivered.
+CREATE TABLE outbox (
+    id TEXT PRIMARY KEY,
+    time TEXT NOT NULL,
+    severity TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    text TEXT NOT NULL,
+    record TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE deliveries (
+    message TEXT NOT NULL,
+    notifier TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due TEXT NOT NULL,
+    delivered TEXT,
+    error TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (message, notifier)
+) WITHOUT ROWID;
+CREATE INDEX deliveries_open ON deliveries (due) WHERE delivered IS NULL;
+"""
