@@ -8,11 +8,12 @@ before, and every start of a job is a chance to see them again. Pure but for rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles import RunFiles, read_json, write_json
 from bitwitness.topology import Topology
 
 _SAME_NODE = timedelta(minutes=10)
@@ -86,12 +87,45 @@ def returned(condemned: Sequence[Condemned], sightings: Sequence[Sighting]) -> l
 
 
 def _is_same(was: Condemned, one: Sighting) -> bool:
-    return was.device == one.device or bool(was.serial and was.serial == one.serial)
+    return (bool(was.device) and was.device == one.device) or bool(was.serial and was.serial == one.serial)
 
 
 def _is_later(was: Condemned, one: Sighting) -> bool:
     since = datetime.fromisoformat(was.time) + (_SAME_NODE if was.node == one.node else timedelta(0))
     return datetime.fromisoformat(one.time) > since
+
+
+def returned_at_admission(condemned: Sequence[Condemned], sightings: Sequence[Sighting]) -> list[Return]:
+    """Which condemned devices are in a node that asks whether it may take jobs: whatever the time, none of them may."""
+    return [
+        Return(was, next(one for one in sightings if _is_same(was, one)))
+        for was in condemned
+        if any(_is_same(was, one) for one in sightings)
+    ]
+
+
+def write_condemned(path: Path, condemned: Sequence[Condemned]) -> None:
+    """Write the list that nodes look at before a job starts there, whole or not at all.
+
+    Raises:
+        RunFilesError: the file cannot be written.
+    """
+    write_json(path, {"devices": [asdict(one) for one in condemned]})
+
+
+def read_condemned(path: Path) -> list[Condemned]:
+    """The inverse of `write_condemned`.
+
+    Raises:
+        RunFilesError: the file is absent, damaged or of another schema. It is never read as an empty list.
+    """
+    record = read_json(path)
+    names = [one.name for one in fields(Condemned)]
+    try:
+        found = [Condemned(**{name: str(one[name]) for name in names}) for one in record["devices"]]
+    except (KeyError, TypeError) as error:
+        raise RunFilesError(f"{path} is damaged ({error!r}): nobody can say which devices were taken out") from error
+    return found
 
 
 def sightings_of(files: RunFiles) -> list[Sighting]:

@@ -1,0 +1,181 @@
+"""What is proposed for which incident: a table, and what must hold whatever the signals say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitwitness.evidence import Kind, Persistence
+from bitwitness.fleet.decision import Action, Naming, Proposal, namings_of, propose
+from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.signals.record import Signal, SignalClass, Weight, no_evidence
+from bitwitness.runfiles import Incident
+from tests.fleet.incidents import NOW, days, incident, incident_id, topology, verdict
+
+WHERE = topology()
+DEVICE, NODE, RANK = "GPU-n1-0", "n1", 2
+POLICY = FleetPolicy(may=frozenset({"drain", "reboot", "replace"}))
+
+
+def signal(
+    code: str = "xid:48",
+    kind: SignalClass = "memory",
+    weight: Weight = "strong",
+    *,
+    device: str = DEVICE,
+    host: str = NODE,
+    hours: float = 1,
+    source: str = "kernel",
+    evidence: str = "",
+) -> Signal:
+    time = (NOW - timedelta(hours=hours)).isoformat()
+    return Signal(source, code, device, time, kind, weight, "as a test says", host=host, evidence=evidence)
+
+
+def named_before(
+    number: int, device: str = DEVICE, *, ago: float = 1, rank: int = RANK, run: str = "run", **more: Any
+) -> Naming:
+    at = NOW - days(ago)
+    persistence: Persistence = more.pop("persistence", "transient")
+    node = device.removeprefix("GPU-").rpartition("-")[0]
+    return Naming(at.isoformat(), incident_id(number, at), run, rank, device, node, persistence, **more)
+
+
+def one(
+    found: Incident, signals: Sequence[Signal] = (), history: Sequence[Naming] = (), policy: FleetPolicy = POLICY
+) -> Proposal:
+    proposals = propose(found, "run", signals, history, policy)
+    assert len(proposals) == 1
+    return proposals[0]
+
+
+def persistent(kind: Kind = "compute") -> Incident:
+    return incident(found=verdict(WHERE, (RANK,), "persistent", kind))
+
+
+def transient(persistence: Persistence = "transient", kind: Kind = "compute") -> Incident:
+    return incident(found=verdict(WHERE, (RANK,), persistence, kind))
+
+
+REMAP = signal("xid:63", "memory", "weak")
+LINK = signal("xid:74", "link", "weak")
+OFF_THE_BUS = signal("xid:79", "loud", "none")
+ASKED = signal("xid:154", "loud", "none", evidence="GPU recovery action changed to Node Reboot Required")
+
+TABLE: dict[str, tuple[Incident, list[Signal], list[Naming], Action, str | None, str]] = {
+    "persistent, nothing else": (persistent(), [], [], "drain", "drain", "medium"),
+    "persistent, a source that could not be read": (persistent(), [no_evidence("nvml", "nvml:absent", "no driver", host=NODE)], [], "drain", "drain", "medium"),
+    "persistent, uncorrectable memory error": (persistent(), [signal()], [], "replace", "replace", "high"),
+    "persistent, memory error of another device of the node": (persistent(), [signal(device="GPU-n1-1")], [], "drain", "drain", "medium"),
+    "persistent, memory error of another node": (persistent(), [signal(host="n2", device="0000:9b:00")], [], "drain", "drain", "medium"),
+    "persistent, memory error at an address of the node": (persistent(), [signal(device="0000:9b:00")], [], "drain", "drain", "medium"),
+    "persistent, a memory error long ago": (persistent(), [signal(hours=30)], [], "drain", "drain", "medium"),
+    "persistent, rows to be remapped": (persistent(), [REMAP], [], "reset", "drain", "medium"),
+    "persistent, the driver asks for a reboot": (persistent(), [ASKED], [], "reboot", "reboot", "medium"),
+    "persistent, off the bus": (persistent(), [OFF_THE_BUS], [], "drain", "drain", "medium"),
+    "persistent arithmetic beside a link error": (persistent(), [LINK], [], "drain", "drain", "medium"),
+    "persistent weights beside a link error": (persistent("memory"), [LINK], [], "drain", "drain", "low"),
+    "persistent input": (persistent("input"), [], [], "drain", "drain", "medium"),
+    "host memory beside arithmetic": (persistent(), [signal("edac:ue", device="DIMM_B1", source="edac")], [], "drain", "drain", "medium"),
+    "host memory beside input": (persistent("input"), [signal("edac:ue", device="DIMM_B1", source="edac")], [], "replace", "replace", "high"),
+    "one transient": (transient(), [], [], "watch", None, "low"),
+    "one unknown": (transient("unknown"), [], [], "watch", None, "low"),
+    "one transient, memory error": (transient(), [signal()], [], "re-test", None, "medium"),
+    "two strikes": (transient(), [], [named_before(9)], "watch", None, "low"),
+    "three strikes": (transient(), [], [named_before(9), named_before(8)], "drain", "drain", "low"),
+    "three strikes and a memory error": (transient(), [signal()], [named_before(9), named_before(8)], "replace", "replace", "medium"),
+    "strikes too long ago": (transient(), [], [named_before(9, ago=8), named_before(8, ago=9)], "watch", None, "low"),
+    "one strike told twice": (transient(), [], [named_before(9), named_before(9)], "watch", None, "low"),
+    "strikes of a job in shadow mode": (transient(), [], [named_before(9, shadow=True), named_before(8, shadow=True)], "watch", None, "low"),
+    "strikes all over the cluster": (transient(), [], [named_before(9, "GPU-n2-0"), named_before(8, "GPU-n3-1")], "contact", None, "low"),
+    "the rank was named elsewhere": (persistent(), [], [named_before(9, "GPU-n3-0", persistence="persistent")], "contact", None, "low"),
+    "that rank of another run": (persistent(), [], [named_before(9, "GPU-n3-0", persistence="persistent", run="other")], "drain", "drain", "medium"),
+    "another rank": (persistent(), [], [named_before(9, "GPU-n3-0", persistence="persistent", rank=6)], "drain", "drain", "medium"),
+    "a link": (transient("unknown", "collective"), [], [], "re-test", None, "low"),
+    "a link, said to last": (persistent("collective"), [LINK], [], "re-test", None, "low"),
+    "shadow mode": (incident(policy={"on_detection": "record"}), [signal()], [], "contact", None, "low"),
+    "unattributed": (incident(found=verdict(WHERE, (), kind="compute")), [signal()], [], "contact", None, "low"),
+    "software": (incident(found=verdict(WHERE, (), kind="software")), [], [], "contact", None, "low"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_table(case: str) -> None:
+    found, signals, history, action, act, confidence = TABLE[case]
+    proposal = one(found, signals, history)
+    assert (proposal.action, proposal.act, proposal.confidence) == (action, act, confidence), proposal.reason
+    assert proposal.reason
+    if act:
+        assert (proposal.node, proposal.devices) == (NODE, (DEVICE,))
+
+
+def test_what_may_not_be_done_becomes_a_drain() -> None:
+    proposal = one(persistent(), [signal()], policy=FleetPolicy())
+    assert (proposal.action, proposal.act) == ("replace", "drain")
+
+
+def test_shadow_mode_can_be_told_to_act() -> None:
+    proposal = one(incident(policy={"on_detection": "record"}), policy=replace(POLICY, shadow="act"))
+    assert proposal.act == "drain"
+
+
+def test_each_named_node_has_a_proposal_of_its_own() -> None:
+    found = incident(found=verdict(WHERE, (2, 3, 6), persistences=("transient", "persistent", "transient")))
+    first, second = propose(found, "run", [], [], POLICY)
+    assert (first.node, first.devices, first.act) == ("n1", ("GPU-n1-0", "GPU-n1-1"), "drain")
+    assert "GPU-n1-1" in first.reason
+    assert "GPU-n1-0" not in first.reason
+    assert (second.node, second.devices, second.act) == ("n3", ("GPU-n3-0",), None)
+
+
+def test_own_naming_in_the_history_is_no_further_strike() -> None:
+    found = transient()
+    assert one(found, history=[*namings_of(found, "run"), named_before(9)]).action == "watch"
+
+
+def test_the_time_of_an_incident_that_does_not_say_is_in_its_name() -> None:
+    found = incident()
+    assert namings_of(replace(found, record={}), "run")[0].moment == NOW
+
+
+def test_proposals_survive_json() -> None:
+    proposal = one(persistent(), [signal(), REMAP])
+    assert Proposal.from_json(proposal.to_json()) == proposal
+
+
+signals_of_any_kind = st.lists(
+    st.builds(
+        signal,
+        st.sampled_from(["xid:48", "xid:63", "xid:74", "xid:154", "edac:ue", "dcgm:396", "x"]),
+        st.sampled_from(get_args(SignalClass)),
+        st.sampled_from(get_args(Weight)),
+        device=st.sampled_from([DEVICE, "GPU-n2-0", "0000:9b:00", ""]),
+        host=st.sampled_from([NODE, "n2", "n1.cluster", ""]),
+        evidence=st.sampled_from(["", "reboot", "reset"]),
+    ),
+    max_size=5,
+)
+
+
+@given(signals_of_any_kind, st.sampled_from(get_args(Kind)))
+def test_no_signal_makes_anybody_named_who_is_not(signals: list[Signal], kind: Kind) -> None:
+    nobody = incident(found=verdict(WHERE, (), kind=kind))
+    assert [(each.node, each.act) for each in propose(nobody, "run", signals, [], POLICY)] == [("", None)]
+    for persistence in get_args(Persistence):
+        found = incident(found=verdict(WHERE, (RANK,), persistence, kind))
+        for each in propose(found, "run", signals, [], POLICY):
+            assert each.node == NODE
+            assert each.act is None or persistence == "persistent"
+
+
+@given(signals_of_any_kind)
+def test_silence_and_what_cannot_be_read_change_nothing(signals: list[Signal]) -> None:
+    mute = [no_evidence("nvml", "nvml:absent", "no driver", host=NODE)]
+    with_it, without = one(persistent(), [*signals, *mute]), one(persistent(), signals)
+    assert (with_it.action, with_it.act, with_it.confidence) == (without.action, without.act, without.confidence)
