@@ -39,23 +39,21 @@ def verdict(
     persistences: Sequence[Persistence] = (),
 ) -> Verdict:
     """One that names these ranks; one that names nobody where there are none."""
-    named = {
-        "ranks": tuple(ranks),
-        "nodes": where.nodes_of(ranks),
-        "devices": tuple(where.device_of(rank) for rank in ranks),
-        "persistence": persistence,
-        "persistences": tuple(persistences) or (persistence,) * len(ranks),
-    }
-    status = "attributed" if ranks else "unattributed"
+    if not ranks:
+        return Verdict("unattributed", 7, kind=kind, candidates=(0, 2, 4), reason="as a test says", check="replay")
     return Verdict(
-        status,
+        "attributed",
         7,
+        ranks=tuple(ranks),
+        nodes=where.nodes_of(ranks),
+        devices=tuple(where.device_of(rank) for rank in ranks),
+        persistence=persistence,
+        persistences=tuple(persistences) or (persistence,) * len(ranks),
         kind=kind,
         candidates=(0, 2, 4),
         reason="as a test says",
         check="replay",
         window=(6, 7),
-        **(named if ranks else {}),
     )
 
 
