@@ -37,9 +37,13 @@ _LOUD = "a fault that does not go unnoticed: a broken device, but no explanation
 _APPLICATION = "what a program does wrong, on healthy devices too"
 
 _XID: dict[int, Entry] = {
-    13: Entry("application", "none", f"an exception of the graphics engine, as a rule an access out of bounds: {_APPLICATION}"),
+    13: Entry(
+        "application", "none", f"an exception of the graphics engine, as a rule an access out of bounds: {_APPLICATION}"
+    ),
     31: Entry("application", "none", f"a page fault of the device's memory management: {_APPLICATION}"),
-    43: Entry("application", "none", f"the device stopped work for a fault of the software and stays healthy: {_APPLICATION}"),
+    43: Entry(
+        "application", "none", f"the device stopped work for a fault of the software and stays healthy: {_APPLICATION}"
+    ),
     45: Entry("noise", "none", "a program was cleaned up (Ctrl-C, SIGKILL, another error): seen wherever jobs end"),
     46: Entry("loud", "none", f"the device stopped processing; NVIDIA: reset the GPU. {_LOUD}"),
     48: Entry(
@@ -106,7 +110,11 @@ _XID: dict[int, Entry] = {
     157: Entry("loud", "none", f"a part of the device could not be retired for lack of spares. {_LOUD}"),
     158: Entry("loud", "none", f"a fatal time-out of the device; NVIDIA: reset the GPU. {_LOUD}"),
     167: Entry("loud", "none", f"a fatal time-out on PCI Express. {_LOUD}"),
-    171: Entry("memory", "strong", "an uncorrectable error in DRAM: logged beside Xid 48, memory of this device held wrong bits"),
+    171: Entry(
+        "memory",
+        "strong",
+        "an uncorrectable error in DRAM: logged beside Xid 48, memory of this device held wrong bits",
+    ),
     172: Entry(
         "memory",
         "strong",
@@ -125,10 +133,14 @@ _SXID: dict[int, Entry] = {
 
 _HOST: dict[str, Entry] = {
     "edac:ue": Entry(
-        "memory", "strong", "an uncorrected error in the host's memory: what passed through it may be wrong, on any device"
+        "memory",
+        "strong",
+        "an uncorrected error in the host's memory: what passed through it may be wrong, on any device",
     ),
     "edac:ce": Entry(
-        "memory", "weak", "a corrected error in the host's memory: no data was lost, but the module may be getting worse"
+        "memory",
+        "weak",
+        "a corrected error in the host's memory: no data was lost, but the module may be getting worse",
     ),
     "mce:uncorrected": Entry(
         "memory", "strong", "an uncorrected machine check: the processor or memory of the host reported wrong data"
@@ -137,7 +149,9 @@ _HOST: dict[str, Entry] = {
         "memory", "weak", "a corrected machine check of the host: no data was lost, but a part may be getting worse"
     ),
     "mce:logged": Entry(
-        "memory", "weak", "the host logged a machine check; this line does not say of which kind (rasdaemon and mcelog do)"
+        "memory",
+        "weak",
+        "the host logged a machine check; this line does not say of which kind (rasdaemon and mcelog do)",
     ),
 }
 

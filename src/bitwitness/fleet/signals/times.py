@@ -14,7 +14,12 @@ from zoneinfo import ZoneInfo
 
 from bitwitness.errors import ConfigurationError
 
-_MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
 _AHEAD = timedelta(days=1)
 """How far after *now* a time without a year may lie: clocks and zones differ by less."""
 _DEEPEST = 5
@@ -140,11 +145,11 @@ def settle(parts: tuple[int, int, int, int, int, int], micro: int, clock: Clock)
     Without a year it is put into the year that brings it nearest before *now*; up to a day after *now* is let pass, because
     clocks and zones differ. Without a zone it is meant in the clock's zone.
     """
-    year, *others = parts
+    year, month, day, hour, minute, second = parts
     now = clock.now.astimezone(clock.zone)
     for candidate in (year,) if year else range(now.year + 1, now.year - 9, -1):
         try:
-            made = datetime(candidate, *others, micro, tzinfo=clock.zone).astimezone(UTC)  # type: ignore[arg-type]
+            made = datetime(candidate, month, day, hour, minute, second, micro, clock.zone).astimezone(UTC)
             if year or made <= clock.now + _AHEAD:
                 return made
         except (ValueError, OverflowError):  # no such day in this year, or none at all
@@ -165,8 +170,10 @@ _RING = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})(?:\]|\s*<\s*[+\d.]+>\])\s*(?:\[[TC
 _KMSG = re.compile(r"\d{1,4},\d{1,20},(\d{1,18}),[^;]{1,40};")
 _PRIORITY = re.compile(r"<\d{1,3}>(?=\S)|data: (?=\{)")
 _FACILITY = re.compile(r"(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*:\s*")
-_HOST = re.compile(r"([A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,252}[A-Za-z0-9_])?)\s+(?=[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:(?:\s|$))")
-_TAG = re.compile(r"[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:\s+(?=[\[{EWIF\d<NEm])")
+_HOST = re.compile(
+    r"([A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,252}[A-Za-z0-9_])?)\s+(?=[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:(?:\s|$))"
+)
+_TAG = re.compile(r"[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:\s+")
 _RFC5424 = re.compile(r"1 (?=\d{4}-)")
 _AFTER_5424 = re.compile(r"(\S{1,255}) (\S{1,48}) (\S{1,128}) (\S{1,32}) (?:-|(?:\[[^\]]{0,4000}\])+)\s*(?:\ufeff)?")
 _CRI = re.compile(r"(?:stdout|stderr) [FP](?::\S+)? ")
