@@ -1,0 +1,322 @@
+"""What the inbox lets in: an incident from another machine, checked before a byte of it is kept, and stored once.
+
+The sender holds the token, and may still be a job that computes wrongly, or somebody who found the token. What is in here
+ends in commands, file names, messages and pages, so each name is checked where it comes in. What is stored is whole or absent
+after a kill at any instant, and what was stored is never overwritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.evidence import Kind, Observation, Persistence, Verdict
+from bitwitness.fleet.clusters.base import one_line, valid_node
+from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles.files import SCHEMA, Reported, read_json, sync_folder
+from bitwitness.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+LARGEST = 8 << 20
+"""Bytes of one incident, as compact JSON; on 10,000 ranks it is a few MiB."""
+
+_DEEPEST = 40
+_HOUR = timedelta(hours=1)
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
+_JOB = re.compile(r"[a-z]{1,20}:[A-Za-z0-9_.+-]{1,80}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Refused(Exception):
+    """What was sent is not taken: the status of the answer, and a sentence that the sender can act on."""
+
+    def __init__(self, status: int, why: str, retry_after: int | None = None) -> None:
+        self.status, self.why, self.retry_after = status, why, retry_after
+        super().__init__(why)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the inbox takes.
+
+    Attributes:
+        per_hour: incidents stored in any hour; a job that reports more is in a loop.
+        incidents: incidents in the folder.
+        bytes: in the folder.
+    """
+
+    per_hour: int = 1000
+    incidents: int = 20_000
+    bytes: int = 8 << 30
+
+
+def valid_run(name: str) -> str:
+    """The name of a run, if it can be one: it becomes the name of a folder.
+
+    Raises:
+        Refused: it cannot.
+    """
+    if not _RUN.fullmatch(name):
+        raise Refused(
+            400,
+            f"{name!r:.120} is no name of a run (letters, digits, '_', '.', '-'; at most 100; not beginning with '.')",
+        )
+    return name
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """An incident from its JSON, every part of it checked that anybody acts upon.
+
+    Raises:
+        Refused: 400 and the reason.
+    """
+    try:
+        record = json.loads(body.decode(), parse_constant=_no_number, parse_float=_finite)
+        _shallow(record)
+        json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is no text: no database takes it
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not the JSON of an incident: {one_line(str(error))}") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA or isinstance(record["schema"], bool):
+        raise Refused(
+            400, f"the body is no JSON object of schema {SCHEMA}: send an incident.json as this version writes it"
+        )
+    try:
+        _check(record)
+    except Refused:
+        raise
+    except ConfigurationError as error:
+        raise Refused(400, one_line(str(error), 400)) from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Refused(400, f"the body is no incident: {one_line(repr(error))}") from error
+    return record
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is no number that can be kept")
+    return number
+
+
+def _shallow(record: Any) -> None:
+    """Refuse what is nested deeper than any incident is: whoever walks through it later may do so by recursion."""
+    level = [record]
+    for _ in range(_DEEPEST):
+        level = [item for value in level for item in _items(value)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_DEEPEST} deep")
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise whatever fits where a part is missing or of another kind."""
+    if not isinstance(record["id"], str) or not _ID.fullmatch(record["id"]):
+        raise Refused(400, f"{record['id']!r:.120} is no id of an incident, such as 20261129T093015Z-4be1d2")
+    if datetime.fromisoformat(record["time"]).tzinfo is None:
+        raise ValueError("its time has no zone")
+    job = record.get("scheduler_job")
+    if job and (not isinstance(job, str) or not _JOB.fullmatch(job)):
+        raise Refused(400, f"{job!r:.120} is no job of a scheduler, such as slurm:1234")
+    for seen in _list(record["observations"]):
+        Observation.from_json(seen)
+    placement = _list(record["placement"])
+    for place in placement:
+        _whole(place["rank"], place["slot"])
+        _texts(place["node"], place["device"], place.get("model", ""), place.get("software", ""))
+        valid_node(place["node"])
+    _check_verdict(record["verdict"], Topology.from_json(placement))
+
+
+def _check_verdict(record: Mapping[str, Any], topology: Topology) -> None:
+    for name in ("ranks", "nodes", "devices", "candidates", "persistences"):
+        _list(record.get(name, []))
+    verdict = Verdict.from_json(record)
+    _whole(verdict.step, *verdict.ranks, *verdict.candidates, *verdict.window)
+    _texts(verdict.reason, *verdict.nodes, *verdict.devices)
+    for node in verdict.nodes:
+        valid_node(node)
+    if verdict.status == "clean":
+        raise ValueError("its verdict is clean: nothing has happened")
+    if verdict.kind not in get_args(Kind) or any(one not in get_args(Persistence) for one in verdict.persistences):
+        raise ValueError("its verdict is of an unknown kind or persistence")
+    if verdict.status != "attributed" and (verdict.nodes or verdict.devices):
+        raise ValueError("its verdict names nobody, and yet has nodes or devices")
+    if not all(0 <= rank < topology.world_size for rank in (*verdict.ranks, *verdict.candidates)):
+        raise ValueError("its verdict names a rank that the placement does not have")
+    if set(verdict.nodes) != set(topology.nodes_of(verdict.ranks)):
+        raise ValueError("its verdict names other nodes than those of its ranks")
+    if not set(verdict.devices) <= {topology.device_of(rank) for rank in verdict.ranks}:
+        raise ValueError("its verdict names other devices than those of its ranks")
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"no list: {value!r:.80}")
+    return value
+
+
+def _whole(*values: Any) -> None:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"no whole number: {value!r:.80}")
+
+
+def _texts(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, str) or len(value) > 4000:
+            raise TypeError(f"no text, or too long: {value!r:.80}")
+
+
+class Store:
+    """The folder of the inbox, `FOLDER/<run>/incidents/<id>/incident.json`, written by one process.
+
+    Raises:
+        RunFilesError: the folder cannot be made, read or written to.
+    """
+
+    def __init__(
+        self, folder: Path, limits: Limits | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self.folder, self.limits, self._clock = folder.absolute(), limits or Limits(), clock
+        self._lock = threading.Lock()
+        self._times: deque[datetime] = deque()
+        self._count = self._bytes = 0
+        with Reported(self.folder, "made"):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for run in self._runs():
+            RunFiles(run).discard_staged()
+        self._scan()
+
+    def add(self, run: str, body: bytes) -> tuple[Literal["stored", "known"], str]:
+        """Check an incident and store it, on the disk when this returns; whether it was new, and its id.
+
+        One at a time: what is parsed takes many times its size in memory.
+
+        Raises:
+            Refused: it is none, another one of its id is there, there is too much, or the disk refuses.
+        """
+        valid_run(run)
+        with self._lock:
+            record = parse(body)
+            incident = str(record["id"])
+            home = self._home(run)
+            if self._known(home / "incidents" / incident, record):
+                return "known", incident
+            self._room(len(body))
+            self._write(home, incident, record)
+            self._times.append(self._clock())
+            self._count, self._bytes = self._count + 1, self._bytes + len(body)
+        logger.info("incident %s of run %s came in and is stored", incident, run)
+        return "stored", incident
+
+    def _home(self, run: str) -> Path:
+        """The folder of a run: inside the inbox, and reached through no link."""
+        home = self.folder / run
+        for path in (home, home / "incidents"):
+            if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+                logger.error("%s is no folder, or a link: nothing is stored there", path)
+                raise Refused(409, f"run {run} cannot be stored: what is there under its name is no folder")
+        return home
+
+    def _known(self, path: Path, record: Mapping[str, Any]) -> bool:
+        if not os.path.lexists(path):
+            return False
+        try:
+            plain = stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(path / "incident.json").st_mode)
+            if plain and _canonical(read_json(path / "incident.json")) == _canonical(record):
+                return True
+        except (OSError, RunFilesError) as error:
+            logger.warning("%s: %s", path, error)
+        raise Refused(409, f"incident {path.name} is there already with other content; it is not overwritten")
+
+    def _room(self, size: int) -> None:
+        now = self._clock()
+        while self._times and self._times[0] <= now - _HOUR:
+            self._times.popleft()
+        if len(self._times) >= self.limits.per_hour:
+            wait = max(1, min(3600, math.ceil((self._times[0] + _HOUR - now).total_seconds())))
+            raise Refused(
+                429, f"{self.limits.per_hour} incidents within an hour are all that is stored; try later", wait
+            )
+        if self._is_full(size) and now - self._scanned >= timedelta(minutes=1):
+            self._scan()  # somebody may have tidied up
+        if self._is_full(size):
+            logger.error("%s is full (%d incidents): move old runs away", self.folder, self._count)
+            raise Refused(
+                507, "the inbox is full: somebody must move old runs out of its folder; send it again then", 600
+            )
+
+    def _is_full(self, size: int) -> bool:
+        return self._count >= self.limits.incidents or self._bytes + size > self.limits.bytes
+
+    def _write(self, home: Path, incident: str, record: Mapping[str, Any]) -> None:
+        files = RunFiles(home)
+        try:
+            new = not home.exists()
+            files.create()
+            if new:
+                sync_folder(home)
+                sync_folder(self.folder)
+            shutil.rmtree(home / "incidents" / f".staging-{incident}", ignore_errors=True)  # of one who was killed
+            files.commit_incident(incident, record)
+        except (OSError, RunFilesError) as error:
+            shutil.rmtree(home / "incidents" / f".staging-{incident}", ignore_errors=True)
+            logger.error("incident %s could not be stored: %s", incident, error)  # noqa: TRY400 - the message has all
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _FULL:
+                raise Refused(
+                    507, "the disk of the inbox is full; nothing was stored, send it again later", 60
+                ) from error
+            raise Refused(503, "the inbox cannot write now; nothing was stored, send it again later", 60) from error
+
+    def _runs(self) -> Iterator[Path]:
+        with Reported(self.folder, "read"), os.scandir(self.folder) as entries:
+            yield from (
+                Path(one.path) for one in entries if one.is_dir(follow_symlinks=False) and _RUN.fullmatch(one.name)
+            )
+
+    def _scan(self) -> None:
+        """Count what is there; what came in the last hour counts for this hour, also after a restart."""
+        self._scanned = self._clock()
+        self._count = self._bytes = 0
+        times: list[datetime] = []
+        for run in self._runs():
+            for path in (run / "incidents").glob("*/incident.json"):
+                try:
+                    found = path.lstat()
+                except OSError:
+                    continue
+                self._count, self._bytes = self._count + 1, self._bytes + found.st_size
+                times.append(datetime.fromtimestamp(found.st_mtime, UTC))
+        self._times = deque(sorted(time for time in times if self._scanned - _HOUR < time <= self._scanned))
+
+
+def _canonical(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True)

@@ -1,0 +1,146 @@
+"""A web server in a thread that no client can keep busy: for how long, and for how many, is bounded here.
+
+Uvicorn waits without end for the rest of a request and for a reader who does not read. A controller that repairs machines is
+reached from machines that are broken, so each connection has a time within which a request must be over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from typing import Self
+
+from bitwitness.errors import ConfigurationError, MissingExtra
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as missing:
+    raise MissingExtra(f"the inbox needs {missing.name}: pip install 'bitwitness[fleet]'") from missing
+
+logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 40.0
+"""From the connection, or the end of the answer before, to the end of an answer."""
+_CONNECTIONS = 64
+_HEADERS = 16 << 10
+_STARTING_SECONDS = 30.0
+
+
+class Server:
+    """A server that runs in a thread until it is stopped; usable in a `with`.
+
+    Attributes:
+        host, port: where it listens; the port that the system chose, if 0 was asked for.
+
+    Raises:
+        ConfigurationError: it cannot listen there, e.g. because another program does.
+    """
+
+    def __init__(self, app: Starlette, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
+        self._socket = _listen(host, port)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        protocol = type("Bounded", (_BoundedProtocol,), {"seconds": request_seconds})
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # whoever asks /metrics every 15 s is no news
+            proxy_headers=False,  # what a client says of itself is not believed
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=20,  # more than the 15 s between two scrapes
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=_HEADERS,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="bitwitness-inbox", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """As a browser takes it."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still serves."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let requests that are under way end, for a few seconds, and stop listening. Harmless the second time."""
+        self._server.should_exit = True
+        self._thread.join(_STARTING_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException:
+            logger.exception("the web server has ended; the controller goes on without it")
+
+
+def serve(app: Starlette, host: str, port: int) -> Server:
+    """Serve an app in a thread; it listens when this returns."""
+    return Server(app, host, port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(128)
+        except BaseException:
+            listening.close()
+            raise
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {why}; choose another --listen") from error
+    return listening
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that ends when a request takes too long, whoever is to blame."""
+
+    seconds = REQUEST_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to count."""
+        super().connection_made(transport)
+        self._restart()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count no more."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Count anew for the next request."""
+        self._restart()
+        super().on_response_complete()
+
+    def _restart(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(self.seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        logger.debug("a connection was closed: its request was not over after %.0f s", self.seconds)
+        self.transport.abort()
