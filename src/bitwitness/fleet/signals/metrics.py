@@ -1,0 +1,295 @@
+"""What DCGM's exporter has told Prometheus of the devices: a scrape as text, or an answer of Prometheus' query API.
+
+Two traps shape this. The gauge of the last Xid is never reset, so its value is old news of unknown age: only a change that
+was seen happening has a time. And an exporter leaves out most error counters unless it is told to collect them: a counter
+that is not there is *not collected*, and not 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from bitwitness.errors import MissingExtra
+from bitwitness.fleet.signals import catalogue, samples
+from bitwitness.fleet.signals.counters import Point, Series, read_series
+from bitwitness.fleet.signals.dcgm_fields import EXPECTED, FIELDS, NAMES, XID
+from bitwitness.fleet.signals.reading import (
+    MAX_CHARACTERS,
+    MAX_RECORDS,
+    Unreadable,
+    begins_json,
+    bounded,
+    document,
+    is_ours,
+    whole,
+    words,
+)
+from bitwitness.fleet.signals.record import Signal, no_evidence
+
+SOURCE = "dcgm"
+_COUNTED_XIDS = "DCGM_EXP_XID_ERRORS_COUNT"
+_HOSTS = ("Hostname", "hostname", "node", "nodename", "kubernetes_node", "instance")
+_UUIDS = ("UUID", "uuid", "gpu_uuid")
+_STEPS = 5_000
+"""Of a range query; Prometheus answers none that has more than 11,000."""
+_MIG_OF = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
+
+
+def looks_like(head: bytes, name: str) -> bool:
+    """Whether a file begins like a scrape in Prometheus' text format, or like an answer of its query API."""
+    if is_ours(head):
+        return False
+    if begins_json(head) and b'"status"' in head and (b'"resultType"' in head or b'"errorType"' in head):
+        return True
+    return samples.is_text(head) and (
+        b"DCGM_" in head or b"# TYPE" in head or b"# HELP" in head or name.endswith(".prom")
+    )
+
+
+def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[Signal]:
+    """The signals of a scrape or of an answer of the query API. Never raises on what it reads.
+
+    Args:
+        source: the text, or the file that has it.
+        origin: the file or address, for the records.
+        now: not needed here; every reader is told it.
+    """
+    try:
+        seen = _Seen()
+        text = document(source)
+        kind = samples.from_query if text.lstrip()[:1] in ("{", "[") else samples.from_text
+        seen.take(kind(text, _wanted, seen.damage))
+    except Unreadable as error:
+        yield no_evidence(SOURCE, "dcgm:unreadable", f"no metrics: {error}", origin=origin)
+        return
+    yield from bounded(_signals(seen, origin), SOURCE, origin)
+
+
+def _wanted(name: str) -> bool:
+    return name in NAMES or name == _COUNTED_XIDS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Device:
+    """Whom a series is about. `part`: the slice of a shared device; blame covers all slices, so it is no device."""
+
+    host: str
+    name: str
+    index: str
+    part: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The samples of a document, sorted by device and field.
+
+    Labels that name the job, or the error itself, come and go with the value: they split no series here.
+    """
+
+    fields: dict[_Device, dict[int, Series]] = field(default_factory=dict)
+    counted: dict[tuple[_Device, int], float] = field(default_factory=dict)
+    pci: dict[_Device, str] = field(default_factory=dict)
+    damage: samples.Damage = field(default_factory=samples.Damage)
+
+    def take(self, found: Iterable[samples.Sample]) -> None:
+        """Sort the samples, and then give the slices whose device is known by now to that device."""
+        for one in found:
+            device = _device(one.labels)
+            address = catalogue.pci_address(one.labels.get("pci_bus_id", ""))
+            if address and len(self.pci) < MAX_RECORDS:
+                self.pci[device] = address
+            if one.name == _COUNTED_XIDS:
+                self._count(device, one)
+            else:
+                self._sort(device, one)
+        parents = {(one.host, one.index): one.name for one in self.fields if one.name.startswith("GPU-") and one.index}
+        for device in [one for one in self.fields if one.name.startswith("MIG-")]:
+            parent = parents.get((device.host, device.index))
+            if parent is not None:
+                of_parent = replace(device, name=parent, part=device.part or device.name)
+                self.fields.setdefault(of_parent, {}).update(self.fields.pop(device))
+
+    def _count(self, device: _Device, one: samples.Sample) -> None:
+        xid = whole(one.labels.get("xid"))
+        if xid is None or one.value is None or one.value < 0:
+            self.damage.note(f"{one.name} {one.labels.get('xid')} {one.value}")
+        elif one.value and xid:
+            self.counted[device, xid] = max(one.value, self.counted.get((device, xid), 0))
+
+    def _sort(self, device: _Device, one: samples.Sample) -> None:
+        known = NAMES[one.name]
+        series = self.fields.setdefault(device, {}).setdefault(known.id, Series())
+        if one.value is None or _blank(one.value):
+            series.blanks += 1
+        elif one.value < 0 or (known.reading not in {"celsius", "raw"} and one.value != int(one.value)):
+            self.damage.note(f"{one.name} {one.value!r}")
+        else:
+            told = words(one.labels.get("err_msg", ""), 120) if known.id == XID else ""
+            series.points.append(Point(one.time, one.value, told))
+
+
+def _device(labels: Mapping[str, str]) -> _Device:
+    host = next((labels[name] for name in _HOSTS if labels.get(name)), "")
+    name = next((labels[name] for name in _UUIDS if labels.get(name)), "")
+    of_slice = _MIG_OF.fullmatch(name)
+    if of_slice is not None:
+        name, part = of_slice[1], name
+    else:
+        part = labels.get("GPU_I_ID", "")
+    switch = labels.get("nvswitch", "")
+    if not name and switch:
+        name = switch if switch.startswith("nvswitch") else f"nvswitch{switch}"
+    elif not name and "gpu" in labels:
+        name = f"gpu:{labels['gpu']}"
+    host = host.rsplit(":", 1)[0] if host.count(":") == 1 else host
+    return _Device(words(host, 253), words(name, 120), words(labels.get("gpu", ""), 20), words(part, 80))
+
+
+def _blank(value: float) -> bool:
+    """DCGM's marks for *no value*: the last 16 numbers of 64 and of 32 bits, and their like among fractions."""
+    return value >= 9.2e18 or 2147483632 <= value <= 2147483647 or 140737488355328 <= value <= 140737488355343
+
+
+def _signals(seen: _Seen, origin: str) -> Iterator[Signal]:
+    yield from _said_of(seen, origin)
+    for device, pci in sorted(seen.pci.items()):
+        if device.name.startswith("GPU-"):
+            evidence = f"pci={pci}" + (f" index={device.index}" if device.index else "")
+            yield Signal(
+                SOURCE, "identity:pci", device.name, None, "noise", "none", _IDENTITY, device.host, 1, evidence, origin
+            )
+    for device, fields in sorted(seen.fields.items(), key=lambda item: item[0]):
+        for identifier, series in sorted(fields.items()):
+            for one in read_series(FIELDS[identifier], series):
+                part = f" (slice {device.part})" if device.part else ""
+                yield replace(
+                    one, device=device.name, host=device.host, evidence=words(one.evidence + part), origin=origin
+                )
+    for (device, xid), times in sorted(seen.counted.items()):
+        entry = catalogue.xid(xid)
+        why = f"{entry.reason}. Counted by the exporter within its window, at a time that it does not say"
+        told = f"{_COUNTED_XIDS}{{xid={xid}}} {times:g}"
+        yield Signal(
+            SOURCE,
+            f"xid:{xid}",
+            device.name,
+            None,
+            entry.kind,
+            entry.weight,
+            why,
+            device.host,
+            max(1, int(times)),
+            told,
+            origin,
+        )
+
+
+_IDENTITY = "which device sits in which slot"
+
+
+def _said_of(seen: _Seen, origin: str) -> Iterator[Signal]:
+    """What the document does not tell: damage, what is not collected, what its sender warns of."""
+    damage = seen.damage
+    if damage.lines:
+        why = f"{damage.lines} lines or series are damaged and were not read, the first: {damage.first}"
+        yield no_evidence(SOURCE, "dcgm:damaged", why, origin=origin)
+    if damage.more:
+        why = f"it has more than {samples.MAX_SAMPLES} samples; those beyond were not read. Ask for a shorter time"
+        yield no_evidence(SOURCE, "dcgm:more", why, origin=origin)
+    for warning in damage.warnings:
+        yield no_evidence(SOURCE, "dcgm:warning", f"Prometheus says of its answer: {warning}", origin=origin)
+    if not seen.fields and not seen.counted:
+        yield no_evidence(
+            SOURCE, "dcgm:not-collected", "it has no metrics of DCGM, which is no sign of health", origin=origin
+        )
+        return
+    told: dict[tuple[str, str], set[int]] = {}
+    for device, fields in seen.fields.items():
+        if not device.name.startswith("nvswitch"):
+            has = {identifier for identifier, series in fields.items() if series.points}
+            told.setdefault((device.host, device.name), set()).update(has)
+    lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (host, name), has in sorted(told.items()):
+        missing = tuple(what for what, ids in EXPECTED.items() if not ids & has)
+        if missing:
+            lacking.setdefault((host, missing), []).append(name)
+    for (host, missing), names in lacking.items():
+        whom = names[0] if len(names) == 1 else ""
+        why = f"not collected, or blank, for {len(names)} device(s): {', '.join(missing)}. What is not counted is not 0"
+        yield no_evidence(SOURCE, "dcgm:not-collected", why, origin=origin, host=host, device=whom)
+
+
+def query(
+    url: str, *, host: str, at: datetime, before: timedelta, after: timedelta, timeout: float = 30
+) -> Iterator[Signal]:
+    """Ask Prometheus for what DCGM's exporter told of a host around a time. An answer that does not come is no evidence.
+
+    Args:
+        url: of Prometheus, as `http://prometheus:9090`; a password in it is shown nowhere.
+        host: its name in the labels `Hostname`, `hostname`, or as the first part of `instance`.
+        at: the time of the incident.
+        before: how long before it.
+        after: how long after it.
+        timeout: in seconds, of the whole request.
+
+    Raises:
+        MissingExtra: httpx is not installed.
+    """
+    try:
+        import httpx  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError as error:
+        raise MissingExtra("asking Prometheus needs httpx: pip install 'bitwitness[fleet]'") from error
+    shown = _without_password(url)
+    span = max((before + after).total_seconds(), 1.0)
+    question = {
+        "query": _question(host),
+        "start": f"{(at - before).timestamp():.3f}",
+        "end": f"{(at + after).timestamp():.3f}",
+        "step": f"{max(15.0, math.ceil(span / _STEPS)):g}",
+    }
+    try:
+        with (
+            httpx.Client(timeout=timeout, follow_redirects=False) as client,
+            client.stream("POST", f"{url.rstrip('/')}/api/v1/query_range", data=question) as answer,
+        ):
+            text = _bounded_text(answer.iter_bytes(), time.monotonic() + timeout)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, Unreadable) as error:
+        why = f"Prometheus did not answer: {words(str(error).replace(url, shown), 160) or type(error).__name__}"
+        yield no_evidence(SOURCE, "dcgm:unreachable", why, origin=shown, host=host)
+        return
+    yield from (replace(one, host=one.host or host) for one in read(text, origin=shown, now=at))
+
+
+def _question(host: str) -> str:
+    """All known metrics of a host, under both spellings of its label. `or` keeps a series once, whoever found it first."""
+    metrics = "|".join((*sorted(NAMES), _COUNTED_XIDS))
+    quoted = host.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    pattern = re.escape(host).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    named = (f'Hostname="{quoted}"', f'hostname="{quoted}"', f'instance=~"{pattern}(:[0-9]+)?"')
+    return " or ".join(f'{{__name__=~"{metrics}",{label}}}' for label in named)
+
+
+def _bounded_text(chunks: Iterable[bytes], until: float) -> str:
+    got = bytearray()
+    for chunk in chunks:
+        got += chunk
+        if len(got) > MAX_CHARACTERS:
+            raise Unreadable("the answer is too large; ask for a shorter time")
+        if time.monotonic() > until:
+            raise Unreadable("the answer took too long")
+    return got.decode("utf-8", errors="replace")
+
+
+def _without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the address given"
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

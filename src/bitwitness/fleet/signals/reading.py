@@ -1,0 +1,122 @@
+"""What every reader of a document needs: input of bounded size, JSON that cannot crash, and numbers that are numbers.
+
+The readers below parse what other programs wrote, on machines that are suspected to be broken. Nothing about the input may
+be trusted: not its size, not its shape, not its numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.fleet.signals.times import iso
+
+MAX_CHARACTERS = 64 << 20
+"""Of one document. A scrape of a large machine has a megabyte; what is larger by far is no such document."""
+MAX_RECORDS = 10_000
+"""That one document may yield; what is beyond is said in one record, and not listed."""
+EVIDENCE_CHARACTERS = 240
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_BRACKET = re.compile(r"[\[{]")
+_OWN = (b'"source"', b'"code"', b'"weight"')
+
+
+class Unreadable(Exception):
+    """A document that is none; the message says why, for the reason of a no-evidence record."""
+
+
+def document(source: str | bytes | Path) -> str:
+    """The text of a document, or of the file of that name.
+
+    Raises:
+        Unreadable: the file cannot be read, or it is larger than any document of this kind.
+    """
+    if isinstance(source, Path):
+        try:
+            with source.open("rb") as file:
+                source = file.read(MAX_CHARACTERS + 1)
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"it cannot be read: {error}") from error
+    if len(source) > MAX_CHARACTERS:
+        raise Unreadable(f"it is larger than {MAX_CHARACTERS >> 20} MiB")
+    return source.decode("utf-8", errors="replace") if isinstance(source, bytes) else source
+
+
+def json_values(text: str, *, starts: int = 100) -> Iterator[Any]:
+    """The JSON objects and lists in a text that may say other things before, between and behind them.
+
+    Programs print warnings before their JSON. A bracket in such a warning begins no JSON, so the next one is tried, up to
+    `starts` of them.
+    """
+    decoder, at = json.JSONDecoder(), 0
+    for _ in range(starts):
+        found = _BRACKET.search(text, at)
+        if found is None:
+            return
+        try:
+            value, at = decoder.raw_decode(text, found.start())
+        except (ValueError, RecursionError):
+            at = found.start() + 1
+            continue
+        yield value
+
+
+def is_ours(head: bytes) -> bool:
+    """Whether a file begins like the list that `fleet signals --json` prints, which quotes the words of all others."""
+    return all(word in head for word in _OWN)
+
+
+def begins_json(head: bytes) -> bool:
+    """Whether there is a bracket at all at which JSON could begin."""
+    return b"{" in head or b"[" in head
+
+
+def number(value: object) -> float | None:
+    """A finite number that is written as one, also as text; None for all else, so that damage is never read as 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or (isinstance(value, str) and "_" in value):
+        return None
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return result if math.isfinite(result) else None
+
+
+def whole(value: object) -> int | None:
+    """A count: a whole number from 0 on; None for all else."""
+    result = number(value)
+    return int(result) if result is not None and result >= 0 and result == int(result) else None
+
+
+def words(value: object, limit: int = EVIDENCE_CHARACTERS) -> str:
+    """What was read, on one line and of a readable length, without characters that steer a terminal."""
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(_CONTROL.sub(" ", text[: 4 * limit]).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def stamp(seconds: float | None) -> str | None:
+    """Seconds since 1970 as the time of a record; None for what is no time that a record can have."""
+    if seconds is None:
+        return None
+    try:
+        return iso(datetime.fromtimestamp(seconds, UTC))
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def bounded(signals: Iterable[Signal], source: str, origin: str) -> Iterator[Signal]:
+    """The first of many records; that there are more is said, because silence about the rest would read as health."""
+    for count, one in enumerate(signals):
+        if count == MAX_RECORDS:
+            why = f"it has more than {MAX_RECORDS} records; those beyond were not read"
+            yield no_evidence(source, f"{source}:more", why, origin=origin)
+            return
+        yield one
