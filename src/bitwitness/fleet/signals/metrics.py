@@ -21,7 +21,7 @@ from bitwitness.fleet.signals import catalogue, samples
 from bitwitness.fleet.signals.counters import Point, Series, read_series
 from bitwitness.fleet.signals.dcgm_fields import EXPECTED, FIELDS, NAMES, XID
 from bitwitness.fleet.signals.reading import (
-    MAX_CHARACTERS,
+    MAX_JSON,
     MAX_RECORDS,
     Unreadable,
     begins_json,
@@ -64,8 +64,12 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
     try:
         seen = _Seen()
         text = document(source)
-        kind = samples.from_query if text.lstrip()[:1] in ("{", "[") else samples.from_text
-        seen.take(kind(text, _wanted, seen.damage))
+        if text[:100].lstrip()[:1] in ("{", "["):
+            if len(text) > MAX_JSON:
+                raise Unreadable(f"the answer is larger than {MAX_JSON >> 20} MiB; ask for a shorter time")
+            seen.take(samples.from_query(text, _wanted, seen.damage))
+        else:
+            seen.take(samples.from_text(text, _wanted, seen.damage))
     except Unreadable as error:
         yield no_evidence(SOURCE, "dcgm:unreadable", f"no metrics: {error}", origin=origin)
         return
@@ -280,7 +284,7 @@ def _bounded_text(chunks: Iterable[bytes], until: float) -> str:
     got = bytearray()
     for chunk in chunks:
         got += chunk
-        if len(got) > MAX_CHARACTERS:
+        if len(got) > MAX_JSON:
             raise Unreadable("the answer is too large; ask for a shorter time")
         if time.monotonic() > until:
             raise Unreadable("the answer took too long")

@@ -19,6 +19,8 @@ from bitwitness.fleet.signals.times import iso
 
 MAX_CHARACTERS = 64 << 20
 """Of one document. A scrape of a large machine has a megabyte; what is larger by far is no such document."""
+MAX_JSON = 16 << 20
+"""Of one document that is one piece of JSON, which takes several times its size in memory."""
 MAX_RECORDS = 10_000
 """That one document may yield; what is beyond is said in one record, and not listed."""
 EVIDENCE_CHARACTERS = 240
@@ -32,7 +34,7 @@ class Unreadable(Exception):
     """A document that is none; the message says why, for the reason of a no-evidence record."""
 
 
-def document(source: str | bytes | Path) -> str:
+def document(source: str | bytes | Path, limit: int = MAX_CHARACTERS) -> str:
     """The text of a document, or of the file of that name.
 
     Raises:
@@ -41,31 +43,31 @@ def document(source: str | bytes | Path) -> str:
     if isinstance(source, Path):
         try:
             with source.open("rb") as file:
-                source = file.read(MAX_CHARACTERS + 1)
+                source = file.read(limit + 1)
         except (OSError, ValueError) as error:
             raise Unreadable(f"it cannot be read: {error}") from error
-    if len(source) > MAX_CHARACTERS:
-        raise Unreadable(f"it is larger than {MAX_CHARACTERS >> 20} MiB")
+    if len(source) > limit:
+        raise Unreadable(f"it is larger than {limit >> 20} MiB")
     return source.decode("utf-8", errors="replace") if isinstance(source, bytes) else source
 
 
-def json_values(text: str, *, starts: int = 100) -> Iterator[Any]:
+def json_values(text: str) -> Iterator[Any]:
     """The JSON objects and lists in a text that may say other things before, between and behind them.
 
-    Programs print warnings before their JSON. A bracket in such a warning begins no JSON, so the next one is tried, up to
-    `starts` of them.
+    Programs print warnings before their JSON. A bracket in such a warning begins no JSON, so the next one is tried, until
+    a text made to have many of them has cost as much as several long ones.
     """
-    decoder, at = json.JSONDecoder(), 0
-    for _ in range(starts):
-        found = _BRACKET.search(text, at)
-        if found is None:
-            return
+    decoder, at, left = json.JSONDecoder(), 0, 8 * len(text) + 1000
+    while left > 0 and (found := _BRACKET.search(text, at)) is not None:
+        start = found.start()
         try:
-            value, at = decoder.raw_decode(text, found.start())
+            value, at = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            at, left = start + 1, left - (error.pos - start) - 100
         except (ValueError, RecursionError):
-            at = found.start() + 1
-            continue
-        yield value
+            at, left = start + 1, left - len(text) // 10 - 1000
+        else:
+            yield value
 
 
 def is_ours(head: bytes) -> bool:

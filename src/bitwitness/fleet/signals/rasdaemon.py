@@ -1,0 +1,225 @@
+"""What rasdaemon has recorded of memory errors and machine checks: its SQLite file, or the counts that `ras-mc-ctl` prints.
+
+Which tables there are depends on how rasdaemon was built, so a missing table is normal. The file is opened to read only, in
+a mode in which nothing that it says of itself (a view, a function) is trusted, and no query runs for long.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bitwitness.fleet.signals import catalogue
+from bitwitness.fleet.signals.catalogue import Entry
+from bitwitness.fleet.signals.reading import Unreadable, bounded, document, whole, words
+from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.fleet.signals.times import iso
+
+SOURCE = "rasdaemon"
+FILES = (Path("/var/lib/rasdaemon/ras-mc_event.db"), Path("/usr/local/var/lib/rasdaemon/ras-mc_event.db"))
+"""Where rasdaemon keeps it, as a rule."""
+
+_MAGIC = b"SQLite format 3\x00"
+_ROWS = 5_000
+"""Of one table that are read, the newest: what is older is counted."""
+_STEPS = 20_000_000
+"""Of SQLite's machine that one query may take."""
+_COUNTS = re.compile(rb"^Label[ \t]+CE[ \t]+UE[ \t]*\r?$", re.MULTILINE)
+_COUNT_LINE = re.compile(r"(?P<label>\S.*?)[ \t]+(?P<ce>\d{1,18})[ \t]+(?P<ue>\d{1,18})\s*")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(?:\s*([+-]\d\d):?(\d\d))?")
+_UNCORRECTED = 1 << 61
+"""In the status of a machine check."""
+_POISONED = Entry("memory", "medium", "the kernel took a page of the host's memory out of use after an error in it")
+
+
+def looks_like(head: bytes, name: str) -> bool:
+    """Whether a file begins like a SQLite database, or like the table that `ras-mc-ctl --error-count` prints."""
+    return head.startswith(_MAGIC) or _COUNTS.search(head) is not None
+
+
+def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[Signal]:
+    """The recorded errors. Never raises on what it reads.
+
+    Args:
+        source: the database (its path, or its bytes), or the text that `ras-mc-ctl --error-count` printed.
+        origin: the file, for the records.
+        now: not needed here; every reader is told it.
+    """
+    yield from bounded(_read(source, origin), SOURCE, origin)
+
+
+def _read(source: str | bytes | Path, origin: str) -> Iterator[Signal]:
+    try:
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                head = file.read(len(_MAGIC))
+        else:
+            head = (
+                source[: len(_MAGIC)].encode("utf-8", "replace") if isinstance(source, str) else source[: len(_MAGIC)]
+            )
+        if head != _MAGIC:
+            yield from _of_counts(document(source), origin)
+            return
+        with closing(_open(source)) as database:
+            yield from _of_database(database, origin)
+    except (sqlite3.Error, OSError, Unreadable, ValueError) as error:
+        # What was read up to here has been told; that there was more is told too.
+        why = f"the records of rasdaemon cannot be read to their end: {words(str(error), 160)}"
+        yield no_evidence(SOURCE, "rasdaemon:unreadable", why, origin=origin)
+
+
+def _open(source: str | bytes | Path) -> sqlite3.Connection:
+    if isinstance(source, Path):
+        database = sqlite3.connect(f"file:{quote(str(source.absolute()))}?mode=ro", uri=True, timeout=2)
+    else:
+        database = sqlite3.connect(":memory:")
+        database.deserialize(source if isinstance(source, bytes) else source.encode("utf-8", "surrogateescape"))
+    database.text_factory = lambda text: text.decode("utf-8", errors="replace")
+    steps = 0
+
+    def tick() -> int:
+        nonlocal steps
+        steps += 1
+        return int(steps * 10_000 > _STEPS)
+
+    database.set_progress_handler(tick, 10_000)
+    for setting in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
+        database.execute(f"PRAGMA {setting}")
+    return database
+
+
+Row = Mapping[str, Any]
+
+
+def _of_database(database: sqlite3.Connection, origin: str) -> Iterator[Signal]:
+    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 1000")}
+    known = [name for name in _TABLES if name in tables]
+    if not known:
+        why = (
+            "the database has none of the tables of rasdaemon that are known, so it tells of no error and of no health"
+        )
+        yield no_evidence(SOURCE, "rasdaemon:not-collected", why, origin=origin)
+    for name in known:
+        try:
+            yield from _of_table(database, name, origin)
+        except sqlite3.Error as error:
+            why = f"the table {name} cannot be read to its end: {words(str(error), 160)}"
+            yield no_evidence(SOURCE, "rasdaemon:unreadable", why, origin=origin)
+
+
+def _of_table(database: sqlite3.Connection, name: str, origin: str) -> Iterator[Signal]:
+    # The name is one of ours, from _TABLES: nothing that was read gets into a query.
+    cursor = database.execute(f"SELECT * FROM {name} ORDER BY rowid DESC LIMIT {_ROWS + 1}")  # noqa: S608
+    columns = [column[0] for column in cursor.description]
+    for count, values in enumerate(cursor):
+        if count == _ROWS:
+            why = f"the table {name} has more than {_ROWS} rows; only the newest were read"
+            yield no_evidence(SOURCE, "rasdaemon:more", why, origin=origin)
+            return
+        row = dict(zip(columns, values, strict=True))
+        code, entry, device, evidence = _TABLES[name](row)
+        times = whole(row.get("err_count")) or 1
+        time = _time(row.get("timestamp"))
+        why = entry.reason + ("" if time else ". When, the record does not say")
+        yield Signal(
+            SOURCE, code, device, time, entry.kind, entry.weight, why, count=times, evidence=evidence, origin=origin
+        )
+
+
+def _memory(row: Row) -> tuple[str, Entry, str, str]:
+    """An error that EDAC saw. What is not said to be corrected is taken for worse."""
+    told = str(row.get("err_type", "")).strip().lower()
+    code = "edac:ce" if told.startswith("corrected") else "edac:ue"
+    where = [
+        f"{name}={row[name]}" for name in ("mc", "top_layer", "middle_layer", "lower_layer", "address") if name in row
+    ]
+    label = words(row.get("label") or "", 120)
+    evidence = words(
+        f"{row.get('err_count')} {row.get('err_type')}: {row.get('err_msg')} at {label} ({', '.join(where)})"
+    )
+    return code, catalogue.entry(code), label, evidence
+
+
+def _machine_check(row: Row) -> tuple[str, Entry, str, str]:
+    """The status is 64 bits that SQLite keeps as a signed number. Without one, what happened is taken for worse."""
+    status = row.get("status")
+    corrected = isinstance(status, int) and not status & _UNCORRECTED
+    code = "mce:corrected" if corrected else "mce:uncorrected"
+    told = " ".join(
+        str(row[name]) for name in ("bank_name", "error_msg", "mcistatus_msg", "mcastatus_msg") if row.get(name)
+    )
+    at = f"cpu {row.get('cpu')}, bank {row.get('bank')}"
+    evidence = words(f"{at}: {told}" + (f", status {status & (1 << 64) - 1:#x}" if isinstance(status, int) else ""))
+    return code, catalogue.entry(code), "", evidence
+
+
+def _poisoned(row: Row) -> tuple[str, Entry, str, str]:
+    evidence = words(f"pfn {row.get('pfn')}, {row.get('page_type')}: {row.get('action_result')}")
+    return "rasdaemon:memory-failure", _POISONED, "", evidence
+
+
+def _bus(row: Row) -> tuple[str, Entry, str, str]:
+    """PCI Express: what was corrected was sent again; what was not is loud."""
+    told = str(row.get("err_type", ""))
+    device = catalogue.pci_address(str(row.get("dev_name", "")))
+    evidence = words(f"{told}: {row.get('err_msg')} at {row.get('dev_name')}")
+    if told.strip().lower().startswith("corrected"):
+        return (
+            "aer:corrected",
+            Entry("link", "none", "PCI Express found a damaged packet and sent it again"),
+            device,
+            evidence,
+        )
+    why = (
+        "an error of PCI Express that was not corrected: a fault that does not go unnoticed, on the way to this device"
+    )
+    return "aer:uncorrected", Entry("loud", "none", why), device, evidence
+
+
+_TABLES: Mapping[str, Callable[[Row], tuple[str, Entry, str, str]]] = {
+    "mc_event": _memory,
+    "mce_record": _machine_check,
+    "memory_failure_event": _poisoned,
+    "aer_event": _bus,
+}
+
+
+def _time(value: object) -> str | None:
+    """rasdaemon writes local time with its offset; older ones, in a form that does not tell it, are taken for UTC."""
+    found = _TIME.match(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    zone = f"{found[3]}:{found[4]}" if found[3] else "+00:00"
+    try:
+        return iso(datetime.fromisoformat(f"{found[1]}T{found[2]}{zone}").astimezone(UTC))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _of_counts(text: str, origin: str) -> Iterator[Signal]:
+    """`ras-mc-ctl --error-count`: one line a memory module, of errors since the counters were reset."""
+    header, bad, read = False, 0, 0
+    for line in text.splitlines():
+        if _COUNTS.fullmatch(line.encode("utf-8", "replace")):
+            header = True
+        elif header and line.strip():
+            found = _COUNT_LINE.fullmatch(line)
+            bad, read = bad + (found is None), read + (found is not None)
+            for kind in ("ce", "ue") if found else ():
+                count = int(found[kind]) if found else 0
+                if found and count:
+                    entry = catalogue.entry(f"edac:{kind}")
+                    why = f"{entry.reason}. Counted since the counters were reset, at times that they do not say"
+                    label, told = words(found["label"], 120), words(line)
+                    yield Signal(
+                        SOURCE, f"edac:{kind}", label, None, entry.kind, entry.weight, why, "", count, told, origin
+                    )
+    if bad or not read:
+        why = f"{bad} lines of the counts cannot be read" if bad else "there are no counts of memory modules in it"
+        yield no_evidence(SOURCE, "rasdaemon:unreadable", why, origin=origin)
