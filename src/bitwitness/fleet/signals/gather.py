@@ -81,10 +81,11 @@ class _Events:
         if signal.kind == "no-evidence":
             said = f"{signal.origin}\n{signal.reason}\n{said}"
         elif signal.code == "xid:79":
-            said = "fallen off the bus"  # said twice: with the Xid, and without
+            place = said.partition(".")[0] if said.startswith("[") else ""
+            said = f"{place}fallen off the bus"  # said twice: with the Xid, and without
         if signal.time is not None:
             return _Event(signal.time[:19], said)
-        if said.startswith("[") or signal.kind == "no-evidence" or signal.source not in ("kernel", "edac", "mce"):
+        if said.startswith("[") or signal.code == "xid:79" or signal.kind == "no-evidence" or signal.source not in ("kernel", "edac", "mce"):
             return _Event("", said)
         key = (signal.origin, said)
         if len(self.undated) < EVENTS_MAX or key in self.undated:
@@ -148,11 +149,11 @@ def _named(signals: list[Signal]) -> list[Signal]:
     for known in where.values():
         known.sort()
     named = [_with_uuid(one, where.get((_place(one), one.device))) for one in signals]
-    full = {(one.code, one.device, (one.time or "")[:19]) for one in named if one.evidence and one.time}
+    full = {(one.code, one.device, (one.time or "")[:19]) for one in named if one.evidence}
     seen: set[tuple[object, ...]] = set()
     kept = []
     for one in named:
-        poor = not one.evidence and one.time and (one.code, one.device, one.time[:19]) in full
+        poor = not one.evidence and (one.code, one.device, (one.time or "")[:19]) in full
         if one.kind == "no-evidence" or not poor:
             key = (one.host, one.code, one.device, one.time, one.evidence, one.reason, one.origin)
             if key not in seen:

@@ -54,6 +54,7 @@ _SEVERITIES = {
     "recoverable": "uncorrected",
     "fatal": "uncorrected",
 }
+_OBJECT = re.compile(r"\{\s*\"")
 _TEXTS = ("MESSAGE", "message", "msg", "log", "line")
 _TIMES = ("time", "@timestamp", "timestamp", "ts")
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node", "nodename")
@@ -144,7 +145,7 @@ class _Reader:
 
     def _entries(self, line: str, depth: int = 0) -> Iterator[Stamped]:
         stamped = split(line, self.clock)
-        if not stamped.text.startswith("{") or depth == 3:
+        if depth == 3 or _OBJECT.match(stamped.text) is None:
             yield stamped
             return
         try:
@@ -199,7 +200,7 @@ class _Reader:
         yield from self._machine_check(stamped)
 
     def _numbered(self, stamped: Stamped, found: list[re.Match[str]], kind: str) -> Iterator[Signal]:
-        for match, after in zip(found, [*found[1:], None], strict=True):
+        for match, after in zip(found, [*found[1:], None], strict=False):
             said = stamped.text[match.start() : after.start() if after else None]
             code = f"{kind}:{int(match[2])}"
             entry = catalogue.entry(code)
