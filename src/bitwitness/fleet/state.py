@@ -80,6 +80,7 @@ class State:
             self._begin(create)
         if self.path.stat().st_size == 0:
             raise RunFilesError(f"{self.path} is empty, so what was in it is lost: {_MEND}")
+        self._inode = self.path.stat().st_ino
         self._connection = self._open()
 
     def _begin(self, create: bool) -> None:
@@ -175,6 +176,21 @@ class State:
                 f"{self.path} cannot be written: {error}. Nothing is done to any node before it is noted there"
             ) from error
 
+    def check(self) -> None:
+        """Whether the file is still the one that was opened: what is written to one that was removed is lost.
+
+        Raises:
+            RunFilesError: it was removed or replaced.
+        """
+        try:
+            now = self.path.stat().st_ino
+        except OSError:
+            now = -1
+        if now != self._inode:
+            raise RunFilesError(
+                f"{self.path} was removed or replaced while it was in use: nothing is done until this controller is started again"
+            )
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
@@ -221,7 +237,7 @@ class State:
             "WHERE (? = '' OR node = ?) AND (? = '' OR incident = ?) ORDER BY number DESC LIMIT ?",
             (node, node, incident, incident, last or -1),
         )
-        return [Entry(*row[:-1], _loads(row[-1])) for row in reversed(rows)]
+        return [_entry(*row) for row in reversed(rows)]
 
     # What is said once ------------------------------------------------------------------------------------------------
 
@@ -247,9 +263,8 @@ class State:
         return stamp(self.clock.now() if at is None else at)
 
 
-def _loads(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    return value if isinstance(value, dict) else {"value": value}
+def _entry(number: int, time: str, who: str, what: str, incident: str, node: str, text: str, record: str) -> Entry:
+    return Entry(number, time, who, what, incident, node, text, json.loads(record))
 
 
 _MEND = (

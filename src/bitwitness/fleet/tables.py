@@ -21,18 +21,17 @@ CREATE INDEX audit_incident ON audit (incident);
 CREATE TRIGGER audit_stays BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit trail is not changed'); END;
 CREATE TRIGGER audit_keeps BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit trail is not changed'); END;
 
--- Incidents that were picked up; decided once their proposals are there.
+-- Incidents that were picked up, written together with what is proposed about them.
 CREATE TABLE incidents (
     id TEXT PRIMARY KEY,
     run TEXT NOT NULL,
     path TEXT NOT NULL,
     status TEXT NOT NULL,
+    headline TEXT NOT NULL,
     job TEXT NOT NULL,
     time TEXT NOT NULL,
-    seen TEXT NOT NULL,
-    decided INTEGER NOT NULL DEFAULT 0
+    seen TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX incidents_undecided ON incidents (seen) WHERE decided = 0;
 
 -- Who was named when: what strikes are counted from. Hand-cleared ones count no more.
 CREATE TABLE namings (
@@ -60,6 +59,7 @@ CREATE TABLE proposals (
     why TEXT NOT NULL DEFAULT '',
     attempts INTEGER NOT NULL DEFAULT 0,
     due TEXT,
+    final INTEGER NOT NULL DEFAULT 0,
     updated TEXT NOT NULL,
     UNIQUE (incident, number)
 );
@@ -69,10 +69,8 @@ CREATE INDEX proposals_node ON proposals (node);
 -- Written before anything is done. Without an outcome: it may or may not have happened, and the node is looked at.
 CREATE TABLE intents (
     key INTEGER PRIMARY KEY,
-    proposal INTEGER,
-    kind TEXT NOT NULL,
+    proposal INTEGER NOT NULL,
     node TEXT NOT NULL,
-    incident TEXT NOT NULL,
     act TEXT NOT NULL,
     before TEXT NOT NULL,
     calls TEXT NOT NULL,
@@ -109,6 +107,7 @@ CREATE TABLE condemned (
     time TEXT NOT NULL,
     PRIMARY KEY (device, incident)
 ) WITHOUT ROWID;
+CREATE TABLE serials (device TEXT PRIMARY KEY, serial TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE returns (
     device TEXT NOT NULL,
     incident TEXT NOT NULL,

@@ -1,0 +1,338 @@
+"""The loop that carries incidents through: pick up, decide, hold or act, look, tell.
+
+One round does a bit of everything and leaves the database in a state from which any other process can go on. What is wrong
+with one run, one node or one message is said once and stops nothing else; only a database that cannot be written stops
+everything, because nothing is done that is not noted first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from bitwitness.errors import BitwitnessError, RunFilesError
+from bitwitness.fleet.acting import Actor
+from bitwitness.fleet.budget import Hold
+from bitwitness.fleet.clusters.base import Cluster
+from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
+from bitwitness.fleet.identity import Condemned, Sighting, returned, sightings_of, write_condemned
+from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
+from bitwitness.fleet.notify import Notifier
+from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.requeueing import Requeuer
+from bitwitness.fleet.signals.gather import IDENTITY
+from bitwitness.fleet.signals.record import Signal
+from bitwitness.fleet.state import State
+from bitwitness.fleet.telling import Teller
+from bitwitness.fleet.watching import ReadSignals, Runs, SignalReader, Stamp, Trouble, stamp_of
+from bitwitness.runfiles import Incident, RunFiles, read_incident
+
+logger = logging.getLogger(__name__)
+
+CONDEMNED = "condemned.json"
+"""In the folder of the state: what `bitwitness fleet admit` looks at on every node."""
+BATCH = 100
+"""Incidents that are picked up in one round: acts must not wait for the last of a storm."""
+_LONGEST_WAIT = 60.0
+_OF_BUDGET = ("nodes-per-hour", "cluster-share", "quiet-hours")
+_DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AssertionError, RecursionError)
+
+
+class Controller:
+    """Carries incidents through.
+
+    Args:
+        runs: directories of runs.
+        state: where everything is noted.
+        cluster: on which is acted.
+        policy: when and how much.
+        parents: folders of runs; new ones are picked up as they come.
+        inbox: a folder of runs that came over the network.
+        notifiers: who is told; something else has to deliver (`outbox.Deliverer`, or `outbox.deliver`).
+        read_signals: what the hardware says around an incident; default: as the policy says.
+        own: whether the runs are locked against other controllers.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Path],
+        state: State,
+        cluster: Cluster,
+        policy: FleetPolicy,
+        *,
+        parents: Sequence[Path] = (),
+        inbox: Path | None = None,
+        notifiers: Sequence[Notifier] = (),
+        read_signals: ReadSignals | None = None,
+        own: bool = True,
+    ) -> None:
+        self.state, self.cluster, self.policy, self.book = state, cluster, policy, Book(state)
+        folders = (*parents, *([inbox] if inbox is not None else []))
+        self._runs = Runs(runs, folders, own=own)
+        self._signals = read_signals or SignalReader(policy)
+        self._outbox = Outbox(state, [one.name for one in notifiers])
+        self._teller = Teller(self.book, self._outbox, policy.owner)
+        process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._actor = Actor(self.book, cluster, policy, self._teller, process)
+        self._requeuer = Requeuer(self.book, cluster, policy)
+        self._known: set[str] = set()
+        self._history: list[Naming] = []
+        self._damaged: dict[Path, Stamp | None] = {}
+        self._seen_runs: dict[Path, Stamp | None] = {}
+        self._sightings: dict[Path, list[Sighting]] = {}
+        self._written: tuple[list[Condemned], Stamp | None] | None = None
+        self.backlog = False
+        self._started()
+
+    def _started(self) -> None:
+        mode = "act" if self.policy.act else "observe"
+        with self.state.change():
+            self._outbox.forget_strangers()
+            self.state.note("started", f"a controller on {socket.gethostname()}, pid {os.getpid()}, mode {mode}")
+            self.state.set_about(
+                mode=mode,
+                cluster=self.cluster.name,
+                started=self.state.stamp(),
+                pid=str(os.getpid()),
+                host=socket.gethostname(),
+                stopped="",
+                nodes_per_hour=str(self.policy.nodes_per_hour),
+                cluster_share=str(self.policy.cluster_share),
+                owner=self.policy.owner,
+            )
+
+    # The loop ---------------------------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event, every: float = 2.0) -> None:
+        """Round after round until it is told to stop.
+
+        Raises:
+            RunFilesError: the database is damaged. One that only cannot be written for now is waited for, loudly.
+        """
+        failures = 0
+        while not stop.is_set():
+            try:
+                self.round()
+                failures = 0
+            except RunFilesError as error:
+                if isinstance(error.__cause__, sqlite3.DatabaseError) and not _may_pass(error.__cause__):
+                    raise
+                failures += 1
+                logger.error("this round could not be noted, and is tried again: %s", error)  # noqa: TRY400 - it says all there is
+            stop.wait(0.0 if self.backlog and not failures else min(_LONGEST_WAIT, every * 2 ** min(failures, 6)))
+        with self.state.change():
+            self.state.note("stopped", f"the controller on {socket.gethostname()}, pid {os.getpid()}, as it was told")
+            self.state.set_about(stopped=self.state.stamp())
+
+    def close(self) -> None:
+        """Give up the runs."""
+        self._runs.release()
+
+    def round(self) -> None:
+        """One pass.
+
+        Raises:
+            RunFilesError: the database cannot be read or written.
+        """
+        began = self.state.clock.ticks()
+        self.state.check()
+        self._actor.forget_census()
+        self._actor.settle()
+        files, troubles = self._runs.now()
+        troubles += self._pick_up(files)
+        self._look_for_returns(files)
+        self._act()
+        self._requeuer.round()
+        self._say(troubles)
+        with self.state.change():
+            took = self.state.clock.ticks() - began
+            self.state.set_about(round=self.state.stamp(), round_seconds=f"{took:.3f}")
+
+    def _say(self, troubles: Sequence[Trouble]) -> None:
+        """Say what is wrong, once, and that it is over."""
+        now = {one.key: one.text for one in troubles}
+        before = {key: text for key, (text, _) in self.state.said().items() if not key.startswith("told:")}
+        fresh = {key: text for key, text in now.items() if before.get(key) != text}
+        over = before.keys() - now.keys()
+        if not fresh and not over:
+            return
+        with self.state.change():
+            for key, text in fresh.items():
+                logger.warning("%s", text)
+                self.state.say_once(key, text)
+                self.state.note("trouble", text)
+                self._teller.trouble(key, "warning", f"bitwitness: {text}", text)
+            for key in over:
+                self.state.unsay(key)
+                self.state.note("over", before[key])
+
+    # Incidents --------------------------------------------------------------------------------------------------------
+
+    def _pick_up(self, files: Sequence[RunFiles]) -> list[Trouble]:
+        """Read what is new, decide, and note both together; what is wrong with others."""
+        if not self._known:
+            self._known = self.book.known()
+        troubles: list[Trouble] = []
+        new: dict[str, tuple[Path, RunFiles]] = {}
+        for run in files:
+            try:
+                for path in run.incidents():
+                    if path.name not in self._known:
+                        new.setdefault(path.name, (path, run))
+            except (BitwitnessError, OSError) as error:
+                troubles.append(
+                    Trouble(f"incidents:{run.path}", f"the incidents of {run.path} cannot be read: {error}")
+                )
+        if new:
+            self._history = self.book.namings()  # anew: a person may have cleared some of them
+        taken = 0
+        for name in sorted(new):
+            path, run = new[name]
+            if taken == BATCH:
+                break
+            trouble = self._take(path, run)
+            if trouble is None:
+                taken += 1
+            else:
+                troubles.append(trouble)
+        self.backlog = len(new) - len([one for one in troubles if one.key.startswith("damaged:")]) > taken
+        return troubles
+
+    def _take(self, path: Path, run: RunFiles) -> Trouble | None:
+        """Pick up one incident; what is wrong with it, if it cannot be read. One that is damaged is read again once it changes."""
+        key, stamp = f"damaged:{path}", stamp_of(path / "incident.json")
+        said = self.state.said(key).get(key)
+        if said is not None and path in self._damaged and self._damaged[path] == stamp:
+            return Trouble(key, said[0])
+        try:
+            incident = read_incident(path)
+            namings = namings_of(incident, str(run.path))
+        except (BitwitnessError, OSError, *_DAMAGE) as error:
+            self._damaged[path] = stamp
+            return Trouble(key, f"incident {path} cannot be read, and nothing is done about it: {error}")
+        self._damaged.pop(path, None)
+        self._decide(incident, run, namings)
+        return None
+
+    def _decide(self, incident: Incident, run: RunFiles, namings: Sequence[Naming]) -> None:
+        name, verdict, serials = incident.path.name, incident.verdict, dict[str, str]()
+        try:
+            heard = self._signals(incident) if namings else ()
+            serials = _serials(heard)
+            signals = [one for one in heard if one.code != IDENTITY]
+            proposals = propose(incident, str(run.path), signals, [*self._history, *namings], self.policy)
+        except (BitwitnessError, OSError, *_DAMAGE) as error:
+            logger.exception("incident %s", incident.path)
+            text = f"nothing can be decided about it ({error!r:.200}): a person must look"
+            proposals = (Proposal(name, "", (), "contact", None, "low", text),)
+        known = Known(
+            name,
+            str(run.path),
+            incident.path,
+            verdict.status,
+            verdict.headline(),
+            str(incident.record.get("scheduler_job") or ""),
+            str(incident.record.get("time", "")),
+        )
+        with self.state.change():
+            self.book.add_incident(known)
+            self.book.add_namings(namings)
+            self.book.add_serials(serials)
+            self.state.note("incident", f"{verdict.headline()} in {run.path}", incident=name)
+            for number, proposal in enumerate(proposals):
+                self._propose(proposal, number)
+        self._known.add(name)
+        self._history += namings
+
+    def _propose(self, proposal: Proposal, number: int) -> None:
+        """Note a proposal, inside `State.change`; where nothing is to be done, that is its end, and is told."""
+        self.book.add_proposal(proposal, number)
+        record = {"action": proposal.action, "act": proposal.act, "confidence": proposal.confidence}
+        self.state.note("proposed", proposal.reason, incident=proposal.incident, node=proposal.node, record=record)
+        if proposal.act is None and proposal.action != "none":
+            kept = self.book.proposals(incident=proposal.incident)[-1]
+            self._teller.ending(kept, "nothing", proposal.reason)
+
+    # Devices that come back -------------------------------------------------------------------------------------------
+
+    def _look_for_returns(self, files: Sequence[RunFiles]) -> None:
+        """Compare the devices of every start of a run with those that were taken out."""
+        for run in files:
+            stamp = stamp_of(run.path / "run.json")
+            if run.path not in self._seen_runs or self._seen_runs[run.path] != stamp:
+                self._sightings[run.path] = sightings_of(run)
+                self._seen_runs[run.path] = stamp
+        condemned = self.book.condemned()
+        there = {run.path for run in files}
+        seen = [one for path, each in self._sightings.items() if path in there for one in each]
+        told = {(one["device"], one["incident"], one["node"]) for one in self.book.returns()}
+        for back in returned(condemned, seen):
+            was, now = back.condemned, back.sighting
+            if (was.device, was.incident, now.node) in told:
+                continue
+            logger.critical("%s", back.text)
+            with self.state.change():
+                if self.book.add_return(back):
+                    record = {"device": was.device, "was": was.node}
+                    self.state.note("returned", back.text, incident=was.incident, node=now.node, record=record)
+                    self._teller.back(back)
+                    number = max(RETURNED, *(one.number + 1 for one in self.book.proposals(incident=was.incident)))
+                    devices = (now.device or was.device,)
+                    self._propose(
+                        Proposal(was.incident, now.node, devices, "drain", "drain", "high", back.text), number
+                    )
+        self._write_condemned()
+
+    def _write_condemned(self) -> None:
+        """Keep the list for `bitwitness fleet admit` as the database has it."""
+        condemned = self.book.condemned()
+        path = self.state.folder / CONDEMNED
+        try:
+            if (condemned, stamp_of(path)) != self._written:
+                write_condemned(path, condemned)
+                self._written = (condemned, stamp_of(path))
+        except (RunFilesError, OSError) as error:
+            logger.error("%s could not be written: %s", path, error)  # noqa: TRY400 - it says all there is
+
+    # Acts -------------------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Every proposal that waits: hold it, or do it. The surest come first, then the oldest."""
+        waiting = self.book.proposals(statuses=("proposed", "observed", "held"), pending=True)
+        sure = ("high", "medium", "low")
+        held: list[tuple[Kept, Hold]] = []
+        for kept in sorted(waiting, key=lambda one: (sure.index(one.proposal.confidence), one.key)):
+            if kept.hold == "cluster" and kept.attempts and not self._actor.is_due(kept):
+                continue
+            why = self._actor.hold(kept)
+            if why is None:
+                self._actor.act(kept)
+            elif not (why.why in _OF_BUDGET and self._actor.is_out_already(kept)):
+                held.append((kept, why))
+        if held:
+            with self.state.change():
+                for kept, why in held:
+                    self._actor.note_hold(kept, why)
+
+
+def _serials(signals: Sequence[Signal]) -> dict[str, str]:
+    """Serial numbers of devices, from signals that tell which device is where."""
+    found = {}
+    for one in signals:
+        if one.code == IDENTITY and one.device:
+            words = dict(word.partition("=")[::2] for word in one.evidence.split())
+            if words.get("serial"):
+                found[one.device] = words["serial"]
+    return found
+
+
+def _may_pass(error: sqlite3.DatabaseError) -> bool:
+    """Whether it may be over by itself: a full disk, a lock, an error of the storage; not what is damaged."""
+    return isinstance(error, sqlite3.OperationalError)

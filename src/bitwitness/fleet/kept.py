@@ -1,0 +1,460 @@
+"""What the controller keeps of incidents, proposals and acts, as records: the only place that knows their rows.
+
+Everything that changes something is called inside `State.change`, so that what belongs together is written together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from bitwitness.fleet.clock import moment
+from bitwitness.fleet.clusters.base import Act, Call, NodeState
+from bitwitness.fleet.decision import Naming, Proposal
+from bitwitness.fleet.identity import Condemned, Return
+from bitwitness.fleet.state import State
+
+Status = Literal[
+    "proposed",
+    "observed",
+    "held",
+    "acting",
+    "failed",
+    "done",
+    "already out",
+    "unclear",
+    "expired",
+    "nothing",
+    "cleared",
+]
+"""Where a proposal stands.
+
+    proposed     not looked at yet
+    observed     nothing is done because the policy says so
+    held         waits; or, where a person must act, stays for that person
+    acting       asked of the cluster, which does not show it yet
+    failed       the cluster refused or did not answer; tried again, until it expires
+    done         the cluster shows it
+    already out  bitwitness had taken the node out before
+    unclear      it may have happened or not, and nobody but a person may try again
+    expired      could not be done in time; a person must look
+    nothing      nothing is to be done to any node
+    cleared      a person returned the node to service before it was done
+"""
+
+OPEN: tuple[Status, ...] = ("proposed", "observed", "held", "acting", "failed", "unclear")
+RETURNED = 1000
+"""Numbers of proposals from here on are those of devices that came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An incident that was picked up.
+
+    Attributes:
+        id: its id.
+        run: the directory of its run.
+        path: its own.
+        status: of the verdict.
+        headline: of the verdict, a line.
+        job: of the scheduler, e.g. `slurm:1234`, or "".
+        time: when it was found.
+    """
+
+    id: str
+    run: str
+    path: Path
+    status: str
+    headline: str
+    job: str
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A proposal and where it stands.
+
+    Attributes:
+        key: of its row.
+        number: which of its incident.
+        proposal: what is proposed.
+        made: when.
+        waited: how long ago that is, whatever the wall clock did since.
+        status: where it stands.
+        hold: what holds it, in a word; "" if nothing.
+        why: the same in a sentence, or what the cluster said.
+        attempts: how often the cluster was asked for it.
+        due: when it is looked at again at the earliest; None: at the next round.
+        updated: when it last changed.
+        final: whether it is not looked at again.
+    """
+
+    key: int
+    number: int
+    proposal: Proposal
+    made: datetime
+    waited: timedelta
+    status: Status
+    hold: str
+    why: str
+    attempts: int
+    due: datetime | None
+    updated: str
+    final: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values."""
+        return {
+            **self.proposal.to_json(),
+            "status": self.status,
+            "hold": self.hold,
+            "why": self.why,
+            "attempts": self.attempts,
+            "made": self.made.isoformat(),
+            "due": None if self.due is None else self.due.isoformat(),
+            "updated": self.updated,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An act that is about to be asked of the cluster, or was.
+
+    Attributes:
+        key: of its row.
+        proposal: key of the proposal.
+        act: what is asked for.
+        before: the node when it was decided.
+        tried: how long ago the cluster was last asked, or the intent was written.
+        started: how many calls were begun; 0: certainly nothing has happened.
+        process: which process wrote it.
+        outcome: `done`, `not done`, `unclear` or `not ours`; None: not known yet.
+        text: what the cluster said.
+    """
+
+    key: int
+    proposal: int
+    act: Act
+    before: NodeState
+    tried: timedelta
+    started: int
+    process: str
+    outcome: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """A job that may have to be started again without the nodes of an incident."""
+
+    incident: str
+    job: str
+    nodes: tuple[str, ...]
+    restarts: int | None
+    status: str
+    why: str
+    due: datetime | None
+    made: datetime
+    started: int
+
+
+class Book:
+    """The records of a state."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    # Incidents --------------------------------------------------------------------------------------------------------
+
+    def known(self) -> set[str]:
+        """Ids of all incidents that were picked up."""
+        return {row[0] for row in self.state.read("SELECT id FROM incidents")}
+
+    def add_incident(self, one: Known) -> None:
+        """Note an incident."""
+        row = (one.id, one.run, str(one.path), one.status, one.headline, one.job, one.time, self.state.stamp())
+        self.state.write("INSERT OR IGNORE INTO incidents VALUES (?,?,?,?,?,?,?,?)", row)
+
+    def incident(self, name: str) -> Known | None:
+        """What is known of an incident."""
+        query = "SELECT id, run, path, status, headline, job, time FROM incidents WHERE id = ?"
+        for key, run, path, status, headline, job, time in self.state.read(query, (name,)):
+            return Known(key, run, Path(path), status, headline, job, time)
+        return None
+
+    def incidents(self) -> dict[str, int]:
+        """How many there were, by the status of the verdict."""
+        return dict(self.state.read("SELECT status, COUNT(*) FROM incidents GROUP BY status ORDER BY status"))
+
+    # Namings ----------------------------------------------------------------------------------------------------------
+
+    def add_namings(self, namings: Iterable[Naming]) -> None:
+        """Note whom an incident names."""
+        for one in namings:
+            row = (one.incident, one.device, one.node, json.dumps(asdict(one)))
+            self.state.write("INSERT OR IGNORE INTO namings (incident, device, node, record) VALUES (?,?,?,?)", row)
+
+    def namings(self) -> list[Naming]:
+        """Whom incidents named, without what was cleared by hand."""
+        rows = self.state.read("SELECT record FROM namings WHERE cleared IS NULL ORDER BY incident, record")
+        return [Naming(**json.loads(row[0])) for row in rows]
+
+    # Proposals --------------------------------------------------------------------------------------------------------
+
+    def add_proposal(self, proposal: Proposal, number: int) -> None:
+        """Note what is proposed; one that is there already stays."""
+        clock, status = self.state.clock, "nothing" if proposal.act is None else "proposed"
+        now = self.state.stamp()
+        record = json.dumps(proposal.to_json())
+        self.state.write(
+            "INSERT OR IGNORE INTO proposals (incident, number, node, act, made, boot, ticks, record, status, updated) "
+            "VALUES (?,?,?,?,?,?,?,?,?,?)",
+            (
+                proposal.incident,
+                number,
+                proposal.node,
+                proposal.act,
+                now,
+                clock.boot(),
+                clock.ticks(),
+                record,
+                status,
+                now,
+            ),
+        )
+
+    def proposals(
+        self, *, statuses: Sequence[str] = (), node: str = "", incident: str = "", key: int = 0, pending: bool = False
+    ) -> list[Kept]:
+        """Proposals, oldest first. `pending`: only those that are looked at again."""
+        marks = ",".join("?" * len(statuses))
+        rows = self.state.read(
+            "SELECT key, number, record, made, boot, ticks, status, hold, why, attempts, due, updated, final FROM proposals "  # noqa: S608
+            f"WHERE (? OR status IN ({marks})) AND (? = '' OR node = ?) AND (? = '' OR incident = ?) "
+            "AND (? = 0 OR key = ?) AND (NOT ? OR (final = 0 AND act IS NOT NULL)) ORDER BY key",
+            (not statuses, *statuses, node, node, incident, incident, key, key, pending),
+        )
+        return [self._kept(row) for row in rows]
+
+    def _kept(self, row: tuple[Any, ...]) -> Kept:
+        key, number, record, made, boot, ticks, status, hold, why, attempts, due, updated, final = row
+        when = moment(made)
+        return Kept(
+            key,
+            number,
+            Proposal.from_json(json.loads(record)),
+            when,
+            self.state.clock.since(when, boot, ticks),
+            status,
+            hold,
+            why,
+            attempts,
+            None if due is None else moment(due),
+            updated,
+            bool(final),
+        )
+
+    def set_status(
+        self,
+        key: int,
+        status: Status,
+        why: str = "",
+        *,
+        hold: str = "",
+        due: datetime | None = None,
+        final: bool = False,
+        attempt: bool = False,
+    ) -> None:
+        """Note where a proposal stands now."""
+        later = None if due is None else self.state.stamp(due)
+        self.state.write(
+            "UPDATE proposals SET status = ?, hold = ?, why = ?, due = ?, final = ?, attempts = attempts + ?, updated = ? WHERE key = ?",
+            (status, hold, why, later, final, attempt, self.state.stamp(), key),
+        )
+
+    def tally(self) -> list[tuple[str, str, str, int]]:
+        """(action, status, hold, how many) of all proposals."""
+        rows = self.state.read(
+            "SELECT json_extract(record, '$.action'), status, hold, COUNT(*) FROM proposals GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        )
+        return [(str(action), str(status), str(hold), int(count)) for action, status, hold, count in rows]
+
+    # Intents ----------------------------------------------------------------------------------------------------------
+
+    def add_intent(self, proposal: int, act: Act, before: NodeState, calls: Sequence[Call], process: str) -> int:
+        """Note what is about to be done; its key."""
+        clock = self.state.clock
+        return self.state.write(
+            "INSERT INTO intents (proposal, node, act, before, calls, tried, boot, ticks, process) VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                proposal,
+                act.node,
+                json.dumps(asdict(act)),
+                json.dumps(asdict(before)),
+                json.dumps([str(call) for call in calls]),
+                self.state.stamp(),
+                clock.boot(),
+                clock.ticks(),
+                process,
+            ),
+        )
+
+    def set_started(self, key: int, process: str) -> None:
+        """A call is begun; from now on it may have happened."""
+        clock = self.state.clock
+        self.state.write(
+            "UPDATE intents SET started = started + 1, tried = ?, boot = ?, ticks = ?, process = ? WHERE key = ?",
+            (self.state.stamp(), clock.boot(), clock.ticks(), process, key),
+        )
+
+    def set_outcome(self, key: int, outcome: str | None, text: str) -> None:
+        """How it ended; None: not known, but this was said."""
+        self.state.write("UPDATE intents SET outcome = ?, text = ? WHERE key = ?", (outcome, text, key))
+
+    def intents(self, *, unsettled: bool = False, node: str = "", proposal: int = 0) -> list[Intent]:
+        """Acts, oldest first. `unsettled`: those without an outcome, or with one that is unclear."""
+        rows = self.state.read(
+            "SELECT key, proposal, act, before, tried, boot, ticks, started, process, outcome, text FROM intents "
+            "WHERE (NOT ? OR outcome IS NULL OR outcome = 'unclear') AND (? = '' OR node = ?) AND (? = 0 OR proposal = ?) ORDER BY key",
+            (unsettled, node, node, proposal, proposal),
+        )
+        return [self._intent(row) for row in rows]
+
+    def _intent(self, row: tuple[Any, ...]) -> Intent:
+        key, proposal, act, before, tried, boot, ticks, started, process, outcome, text = row
+        made = json.loads(act)
+        seen = json.loads(before)
+        return Intent(
+            key,
+            proposal,
+            Act(**{**made, "devices": tuple(made["devices"])}),
+            NodeState(**{**seen, "jobs": tuple(seen["jobs"])}),
+            self.state.clock.since(moment(tried), boot, ticks),
+            started,
+            process,
+            outcome,
+            text,
+        )
+
+    def acted(self, within: timedelta, *, but: int = 0) -> list[tuple[datetime, str]]:
+        """(when, node) of what was begun within so long, whatever became of it; without one intent.
+
+        The times are as if the clock had always been as it is now, so that setting it neither refills a budget nor stops it.
+        """
+        clock, found = self.state.clock, []
+        rows = self.state.read(
+            "SELECT node, tried, boot, ticks FROM intents WHERE (started > 0 OR outcome IS NULL) AND key != ? "
+            "ORDER BY key DESC LIMIT 5000",
+            (but,),
+        )
+        now = clock.now()
+        for node, tried, boot, ticks in rows:
+            age = clock.since(moment(tried), boot, ticks)
+            if age <= within:
+                found.append((now - age, str(node)))
+        return found
+
+    def acts(self) -> dict[tuple[str, str], int]:
+        """(act, how it ended) -> how many proposals with an act have ended so."""
+        rows = self.state.read(
+            "SELECT act, status, COUNT(*) FROM proposals WHERE act IS NOT NULL "
+            "AND status IN ('done', 'already out', 'failed', 'unclear', 'expired') GROUP BY 1, 2"
+        )
+        return {(str(act), str(status)): int(count) for act, status, count in rows}
+
+    # Requeues ---------------------------------------------------------------------------------------------------------
+
+    def add_requeue(self, incident: str, job: str) -> None:
+        """A job to look after."""
+        self.state.write(
+            "INSERT OR IGNORE INTO requeues (incident, job, nodes, status, made) VALUES (?,?,'[]','waiting',?)",
+            (incident, job, self.state.stamp()),
+        )
+
+    def requeues(self, *, waiting: bool = True) -> list[Requeue]:
+        """Jobs to look after, oldest first."""
+        rows = self.state.read(
+            "SELECT incident, job, nodes, restarts, status, why, due, made, started FROM requeues "
+            "WHERE (NOT ? OR status = 'waiting') ORDER BY made, incident",
+            (waiting,),
+        )
+        return [self._requeue(*row) for row in rows]
+
+    @staticmethod
+    def _requeue(
+        incident: str,
+        job: str,
+        nodes: str,
+        restarts: int | None,
+        status: str,
+        why: str,
+        due: str | None,
+        made: str,
+        started: int,
+    ) -> Requeue:
+        later = None if due is None else moment(due)
+        return Requeue(incident, job, tuple(json.loads(nodes)), restarts, status, why, later, moment(made), started)
+
+    def set_requeue(self, incident: str, **values: Any) -> None:
+        """Note something about a job."""
+        for name, value in values.items():
+            assert name in ("nodes", "restarts", "status", "why", "due", "started")
+            plain = json.dumps(list(value)) if name == "nodes" else self.state.stamp(value) if name == "due" else value
+            self.state.write(f"UPDATE requeues SET {name} = ? WHERE incident = ?", (plain, incident))  # noqa: S608
+
+    # Devices ----------------------------------------------------------------------------------------------------------
+
+    def add_serials(self, serials: Mapping[str, str]) -> None:
+        """Note which serial number a device has."""
+        for device, serial in serials.items():
+            self.state.write("INSERT OR REPLACE INTO serials VALUES (?, ?)", (device, serial))
+
+    def condemn(self, proposal: Proposal) -> None:
+        """Its devices were taken out: they are recognised when they come back. A processor cannot be, it has no identity."""
+        for device in proposal.devices:
+            if "/cpu-" not in device:
+                self.state.write(
+                    "INSERT OR REPLACE INTO condemned VALUES (?, coalesce((SELECT serial FROM serials WHERE device = ?), ''), ?, ?, ?)",
+                    (device, device, proposal.node, proposal.incident, self.state.stamp()),
+                )
+
+    def condemned(self) -> list[Condemned]:
+        """Devices that were taken out and that nobody has cleared."""
+        rows = self.state.read("SELECT device, serial, node, incident, time FROM condemned ORDER BY time, device")
+        return [Condemned(*row) for row in rows]
+
+    def add_return(self, back: Return) -> bool:
+        """A condemned device was seen again; whether that is new."""
+        was, seen = back.condemned, back.sighting
+        if self.state.read(
+            "SELECT 1 FROM returns WHERE device = ? AND incident = ? AND node = ?",
+            (was.device, was.incident, seen.node),
+        ):
+            return False
+        self.state.write(
+            "INSERT INTO returns VALUES (?, ?, ?, ?, ?)",
+            (was.device, was.incident, seen.node, self.state.stamp(), back.text),
+        )
+        return True
+
+    def returns(self) -> list[dict[str, str]]:
+        """Devices that came back and that nobody has cleared."""
+        names = ("device", "incident", "node", "time", "text")
+        rows = self.state.read("SELECT device, incident, node, time, text FROM returns ORDER BY time")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def forget(self, node: str, devices: Iterable[str]) -> None:
+        """A person has cleared a node: its strikes count no more, and its devices may come back."""
+        names = set(devices)
+        names |= {row[0] for row in self.state.read("SELECT device FROM condemned WHERE node = ?", (node,))}
+        names |= {row[0] for row in self.state.read("SELECT device FROM returns WHERE node = ?", (node,))}
+        now = self.state.stamp()
+        self.state.write("UPDATE namings SET cleared = ? WHERE node = ? AND cleared IS NULL", (now, node))
+        for device in names:
+            self.state.write("UPDATE namings SET cleared = ? WHERE device = ? AND cleared IS NULL", (now, device))
+            self.state.write("DELETE FROM condemned WHERE device = ?", (device,))
+            self.state.write("DELETE FROM returns WHERE device = ?", (device,))

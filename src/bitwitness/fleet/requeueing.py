@@ -1,0 +1,117 @@
+"""A job that ended because of an incident is started again, once its named nodes are out of service.
+
+Whether that has happened is told by how often the cluster says that the job was started again, so a controller that is killed
+between the call and its note does not do it twice. A job that goes on by itself, as under `bitwitness run`, is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters.base import Cluster, JobState
+from bitwitness.fleet.kept import Book, Requeue
+from bitwitness.fleet.policy import FleetPolicy
+
+logger = logging.getLogger(__name__)
+
+RETRYABLE = 160
+"""With which a job ends because of corruption that names somebody (DESIGN section 5)."""
+_SOON, _REFUSED = timedelta(seconds=5), timedelta(seconds=60)
+
+
+class Requeuer:
+    """Starts jobs again.
+
+    Args:
+        book: what is kept.
+        cluster: that has the jobs.
+        policy: whether, and within which time.
+    """
+
+    def __init__(self, book: Book, cluster: Cluster, policy: FleetPolicy) -> None:
+        self._book, self._cluster, self._policy, self._state = book, cluster, policy, book.state
+
+    def round(self) -> None:
+        """Look after every job that waits."""
+        for row in self._book.requeues():
+            now = self._state.clock.now()
+            if row.due is not None and now < row.due <= now + _REFUSED:
+                continue
+            try:
+                self._look_after(row)
+            except ConfigurationError as error:
+                self._end(row, "given up", str(error))
+            except (ClusterError, OSError) as error:
+                with self._state.change():
+                    if str(error) != row.why:
+                        self._note(row, "requeue refused", str(error))
+                    self._book.set_requeue(row.incident, why=str(error), due=now + _REFUSED)
+
+    def _look_after(self, row: Requeue) -> None:
+        nodes = self._nodes(row)
+        if nodes is None:
+            return
+        job = self._cluster.job(row.job)
+        if row.restarts is None:
+            with self._state.change():
+                self._book.set_requeue(row.incident, restarts=job.restarts)
+        elif job.restarts > row.restarts or (row.started and job.state in ("pending", "running")):
+            self._end(row, "done", f"job {row.job} was started again: {job.raw or job.state}")
+            return
+        if job.state == "absent":
+            self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
+        elif job.state != "ended":
+            self._wait(row, f"job {row.job} is {job.state}: it goes on by itself, or ends soon")
+        elif job.exit_code != RETRYABLE:
+            code = "an exit code that the cluster does not tell" if job.exit_code is None else str(job.exit_code)
+            self._end(row, "given up", f"job {row.job} ended with {code}, not with {RETRYABLE}: a person must look")
+        elif self._policy.act:
+            self._start(row, job, nodes)
+
+    def _nodes(self, row: Requeue) -> tuple[str, ...] | None:
+        """The nodes of the incident, all of which are out; None while that is not so."""
+        kept = [one for one in self._book.proposals(incident=row.incident) if one.proposal.act is not None]
+        if any(not one.final for one in kept):
+            self._wait(row, "not all named nodes are out of service yet")
+            return None
+        left = [one.proposal.node for one in kept if one.status not in ("done", "already out")]
+        if left:
+            self._end(row, "given up", f"{', '.join(left)} stays in service, so job {row.job} would start there again")
+            return None
+        return tuple(dict.fromkeys(one.proposal.node for one in kept))
+
+    def _start(self, row: Requeue, job: JobState, nodes: tuple[str, ...]) -> None:
+        calls = self._cluster.plan_requeue(job, nodes)
+        if not calls:
+            self._end(row, "given up", f"a {self._cluster.name} cluster starts no job again")
+            return
+        with self._state.change():
+            # If this process dies now, the next one waits for the cluster to show what this one may have done.
+            due = self._state.clock.now() + _REFUSED
+            self._book.set_requeue(row.incident, nodes=nodes, started=row.started + 1, due=due)
+            self._note(row, "requeue", f"job {row.job} without {', '.join(nodes)}", calls=[str(call) for call in calls])
+        for call in calls:
+            self._cluster.carry_out(call)
+        now = self._cluster.job(row.job)
+        if now.restarts > job.restarts or now.state in ("pending", "running"):
+            self._end(
+                row, "done", f"job {row.job} was started again without {', '.join(nodes)}: {now.raw or now.state}"
+            )
+
+    def _wait(self, row: Requeue, why: str) -> None:
+        now = self._state.clock.now()
+        if now - row.made > self._policy.act_within:
+            self._end(row, "given up", f"{why}, and that for too long")
+            return
+        with self._state.change():
+            self._book.set_requeue(row.incident, why=why, due=now + _SOON)
+
+    def _end(self, row: Requeue, status: str, why: str) -> None:
+        with self._state.change():
+            self._book.set_requeue(row.incident, status=status, why=why)
+            self._note(row, "requeued" if status == "done" else "not requeued", why)
+
+    def _note(self, row: Requeue, what: str, text: str, **record: object) -> None:
+        self._state.note(what, text, incident=row.incident, record={"job": row.job, **record})

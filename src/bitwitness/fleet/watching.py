@@ -1,0 +1,197 @@
+"""Where incidents and hardware signals come from: run directories that come and go, and logs that may hang.
+
+Nothing here may stop the rest: a directory that vanishes, a file that is damaged and a log on a server that does not answer
+are each said once, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import partial
+from pathlib import Path
+
+from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
+from bitwitness.fleet.clusters.base import valid_node
+from bitwitness.fleet.decision import namings_of
+from bitwitness.fleet.owning import RUN_LOCK, Lock
+from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.signals.gather import gather
+from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.runfiles import Incident, RunFiles
+
+logger = logging.getLogger(__name__)
+
+ReadSignals = Callable[[Incident], Sequence[Signal]]
+"""What the hardware says around an incident; it never raises."""
+
+Stamp = tuple[int, int, int]
+
+_PATIENCE = 20.0
+"""Seconds that one source of signals may take."""
+_MOST_SIGNALS = 500
+_MOST_FILES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that is wrong with what is watched, by which it is recognised, and in a sentence."""
+
+    key: str
+    text: str
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """By which a file that was replaced is told from the one before; None where there is none."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+
+
+class Runs:
+    """The runs that are watched.
+
+    Args:
+        runs: their directories.
+        parents: folders of such directories; new ones are picked up as they come.
+        own: whether each is locked, so that nobody else watches it. Off for rehearsals, which touch nothing.
+    """
+
+    def __init__(self, runs: Sequence[Path], parents: Sequence[Path], *, own: bool = True) -> None:
+        self._runs = tuple(dict.fromkeys(path.resolve() for path in runs))
+        self._parents = tuple(dict.fromkeys(path.resolve() for path in parents))
+        self._own = own
+        self._locks: dict[Path, Lock] = {}
+
+    def now(self) -> tuple[list[RunFiles], list[Trouble]]:
+        """The runs that are there and ours, and what is wrong with others."""
+        found, wrong = [], []
+        paths, troubles = self._listed()
+        wrong += troubles
+        for path in paths:
+            try:
+                if not path.is_dir():
+                    self._release(path)
+                    wrong.append(Trouble(f"gone:{path}", f"{path} is gone: nothing of it is seen until it is back"))
+                    continue
+                if self._own and path not in self._locks:
+                    self._locks[path] = Lock(path / RUN_LOCK, f"run {path}")
+                found.append(RunFiles(path))
+            except (ConfigurationError, RunFilesError, OSError) as error:
+                wrong.append(Trouble(f"run:{path}", f"{path} is not watched: {error}"))
+        for path in set(self._locks) - set(paths):
+            self._release(path)
+        return found, wrong
+
+    def _listed(self) -> tuple[list[Path], list[Trouble]]:
+        paths, wrong = list(self._runs), []
+        for parent in self._parents:
+            try:
+                below = [path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir()]
+            except OSError as error:
+                wrong.append(Trouble(f"gone:{parent}", f"{parent} cannot be read: {error.strerror or error}"))
+                continue
+            paths += sorted(path for path in below if (path / "incidents").is_dir() or (path / "run.json").is_file())
+        return list(dict.fromkeys(paths)), wrong
+
+    def _release(self, path: Path) -> None:
+        lock = self._locks.pop(path, None)
+        if lock is not None:
+            lock.release()
+
+    def release(self) -> None:
+        """Give up all runs."""
+        for path in list(self._locks):
+            self._release(path)
+
+
+class SignalReader:
+    """Reads what the hardware said around an incident, from where the policy says and from beside the run.
+
+    Args:
+        policy: its logs, metrics and window.
+        zone: of logs that do not say.
+        patience: seconds that one source may take.
+    """
+
+    def __init__(
+        self,
+        policy: FleetPolicy,
+        *,
+        zone: tzinfo = UTC,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._policy, self._zone, self._patience = policy, zone, patience
+        self._hanging: dict[str, threading.Thread] = {}
+
+    def __call__(self, incident: Incident) -> Sequence[Signal]:
+        """The signals; a source that cannot be read in time is one that says so."""
+        named = namings_of(incident, "")
+        found: list[Signal] = []
+        for node in dict.fromkeys(one.node for one in named):
+            try:
+                valid_node(node)
+            except ConfigurationError as error:
+                found.append(no_evidence("logs", "logs:node", str(error)))
+                continue
+            for path in self._files(incident, node):
+                found += self._bounded("logs", node, str(path), partial(self._log, path, node))
+            if self._policy.metrics:
+                read = partial(self._metrics, node, named[0].moment)
+                found += self._bounded("metrics", node, self._policy.metrics, read)
+        return gather(found, identities=True)[-_MOST_SIGNALS:]
+
+    def _files(self, incident: Incident, node: str) -> Iterator[Path]:
+        for pattern in self._policy.logs:
+            yield Path(pattern.replace("{node}", node))
+        beside = incident.path.parent.parent / "signals" / node
+        if beside.is_dir():
+            yield from sorted(path for path in beside.iterdir() if path.is_file())[:_MOST_FILES]
+
+    def _log(self, path: Path, node: str) -> Iterable[Signal]:
+        from bitwitness.fleet.signals.detect import read  # noqa: PLC0415 - readers are many, and most runs have no logs
+
+        return read(path, zone=self._zone, host=node)
+
+    def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
+        from bitwitness.fleet.signals.metrics import query  # noqa: PLC0415 - needs an extra
+
+        policy = self._policy
+        before, after = policy.signals_before, policy.signals_after
+        return query(policy.metrics, host=node, at=at, before=before, after=after, timeout=self._patience)
+
+    def _bounded(self, source: str, node: str, origin: str, read: Callable[[], Iterable[Signal]]) -> Sequence[Signal]:
+        """What a source says within the time that it has. One that hangs is not asked again while it does."""
+        old = self._hanging.get(origin)
+        if old is not None and old.is_alive():
+            return [no_evidence(source, f"{source}:hangs", f"{origin} has not answered yet", origin=origin, host=node)]
+        said: list[Sequence[Signal]] = []
+
+        def ask() -> None:
+            try:
+                said.append(gather(read(), identities=True))
+            except (
+                BitwitnessError,
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+                ArithmeticError,
+                ImportError,
+            ) as error:
+                text = f"{origin} could not be read: {error}"
+                said.append([no_evidence(source, f"{source}:unreadable", text, origin=origin, host=node)])
+
+        thread = threading.Thread(target=ask, daemon=True, name="bitwitness-fleet-signals")
+        thread.start()
+        thread.join(self._patience)
+        if said:
+            return said[0]
+        self._hanging[origin] = thread
+        text = f"{origin} did not answer within {self._patience:g} s"
+        return [no_evidence(source, f"{source}:hangs", text, origin=origin, host=node)]
