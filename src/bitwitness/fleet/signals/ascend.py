@@ -113,7 +113,7 @@ def _weigh(test: str, outcome: str) -> Entry:
     if outcome == _WARNED:
         return Entry("noise", "none", "a general warning")
     if name in _COMPUTES:
-        weight = "medium" if outcome == _FAILED else "weak"
+        weight: Weight = "medium" if outcome == _FAILED else "weak"
         return Entry(
             "memory", weight, "a part that computes or remembers; other programs on the device make it fail too"
         )

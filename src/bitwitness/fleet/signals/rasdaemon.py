@@ -35,6 +35,8 @@ _COUNT_LINE = re.compile(r"(?P<label>\S.*?)[ \t]+(?P<ce>\d{1,18})[ \t]+(?P<ue>\d
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(?:\s*([+-]\d\d):?(\d\d))?")
 _UNCORRECTED = 1 << 61
 """In the status of a machine check."""
+_MEMORY_TYPES = {"corrected": "edac:ce", "uncorrected": "edac:ue", "fatal": "edac:ue", "deferred": "edac:ue"}
+_UNCLEAR = Entry("no-evidence", "none", "an event of which the record does not say in a known word how bad it was")
 _POISONED = Entry("memory", "medium", "the kernel took a page of the host's memory out of use after an error in it")
 
 
@@ -133,9 +135,7 @@ def _of_table(database: sqlite3.Connection, name: str, origin: str) -> Iterator[
 
 
 def _memory(row: Row) -> tuple[str, Entry, str, str]:
-    """An error that EDAC saw. What is not said to be corrected is taken for worse."""
-    told = str(row.get("err_type", "")).strip().lower()
-    code = "edac:ce" if told.startswith("corrected") else "edac:ue"
+    """An error that EDAC saw."""
     where = [
         f"{name}={row[name]}" for name in ("mc", "top_layer", "middle_layer", "lower_layer", "address") if name in row
     ]
@@ -143,19 +143,23 @@ def _memory(row: Row) -> tuple[str, Entry, str, str]:
     evidence = words(
         f"{row.get('err_count')} {row.get('err_type')}: {row.get('err_msg')} at {label} ({', '.join(where)})"
     )
+    code = _MEMORY_TYPES.get(str(row.get("err_type", "")).strip().lower())
+    if code is None:
+        return "rasdaemon:unreadable", _UNCLEAR, label, evidence
     return code, catalogue.entry(code), label, evidence
 
 
 def _machine_check(row: Row) -> tuple[str, Entry, str, str]:
-    """The status is 64 bits that SQLite keeps as a signed number. Without one, what happened is taken for worse."""
+    """The status is 64 bits that SQLite keeps as a signed number."""
     status = row.get("status")
-    corrected = isinstance(status, int) and not status & _UNCORRECTED
-    code = "mce:corrected" if corrected else "mce:uncorrected"
     told = " ".join(
         str(row[name]) for name in ("bank_name", "error_msg", "mcistatus_msg", "mcastatus_msg") if row.get(name)
     )
     at = f"cpu {row.get('cpu')}, bank {row.get('bank')}"
     evidence = words(f"{at}: {told}" + (f", status {status & (1 << 64) - 1:#x}" if isinstance(status, int) else ""))
+    if not isinstance(status, int):
+        return "rasdaemon:unreadable", _UNCLEAR, "", evidence
+    code = "mce:uncorrected" if status & _UNCORRECTED else "mce:corrected"
     return code, catalogue.entry(code), "", evidence
 
 
