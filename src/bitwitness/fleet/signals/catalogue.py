@@ -45,14 +45,14 @@ _XID: dict[int, Entry] = {
         "application", "none", f"the device stopped work for a fault of the software and stays healthy: {_APPLICATION}"
     ),
     45: Entry("noise", "none", "a program was cleaned up (Ctrl-C, SIGKILL, another error): seen wherever jobs end"),
-    46: Entry("loud", "none", f"the device stopped processing; NVIDIA: reset the GPU. {_LOUD}"),
+    46: Entry("loud", "none", f"the device stopped processing; NVIDIA: reset the GPU; {_LOUD}"),
     48: Entry(
         "memory",
         "strong",
         "an uncorrectable (double bit) ECC error: memory of this device held wrong bits. Replace it if it comes again",
     ),
-    54: Entry("loud", "none", f"auxiliary power is not connected to the board. {_LOUD}"),
-    62: Entry("loud", "none", f"the internal micro-controller (PMU) halted; NVIDIA: reset the GPU. {_LOUD}"),
+    54: Entry("loud", "none", f"auxiliary power is not connected to the board; {_LOUD}"),
+    62: Entry("loud", "none", f"the internal micro-controller (PMU) halted; NVIDIA: reset the GPU; {_LOUD}"),
     63: Entry(
         "memory",
         "weak",
@@ -64,7 +64,7 @@ _XID: dict[int, Entry] = {
         "a row of memory could not be remapped: bad memory stays in use. NVIDIA takes such devices back",
     ),
     74: Entry("link", "weak", f"an NVLink error; NVIDIA: it may be the device at the other end. It {_LINK}"),
-    79: Entry("loud", "none", f"the device has fallen off the bus; NVIDIA: restart the machine. {_LOUD}"),
+    79: Entry("loud", "none", f"the device has fallen off the bus; NVIDIA: restart the machine; {_LOUD}"),
     92: Entry(
         "memory", "medium", "a high rate of corrected (single bit) ECC errors: memory or a path to it is getting worse"
     ),
@@ -78,19 +78,19 @@ _XID: dict[int, Entry] = {
         "strong",
         "an uncorrectable memory error that was not contained: distrust the step, and checkpoints made since. NVIDIA: reset the GPU",
     ),
-    109: Entry("loud", "none", f"a context switch timed out; NVIDIA: reset the GPU. {_LOUD}"),
-    110: Entry("loud", "none", f"a security fault, uncommon unless hardware failed; NVIDIA: cold reset. {_LOUD}"),
-    119: Entry("loud", "none", f"the GPU's system processor (GSP) did not answer in time. {_LOUD}"),
-    120: Entry("loud", "none", f"an error in the GPU's system processor (GSP). {_LOUD}"),
+    109: Entry("loud", "none", f"a context switch timed out; NVIDIA: reset the GPU; {_LOUD}"),
+    110: Entry("loud", "none", f"a security fault, uncommon unless hardware failed; NVIDIA: cold reset; {_LOUD}"),
+    119: Entry("loud", "none", f"the GPU's system processor (GSP) did not answer in time; {_LOUD}"),
+    120: Entry("loud", "none", f"an error in the GPU's system processor (GSP); {_LOUD}"),
     121: Entry("loud", "none", "corrected errors of the link between GPU and CPU (C2C); NVIDIA: no operational impact"),
-    136: Entry("loud", "none", f"the training of a link failed; NVIDIA: reset the GPU. {_LOUD}"),
+    136: Entry("loud", "none", f"the training of a link failed; NVIDIA: reset the GPU; {_LOUD}"),
     140: Entry(
         "memory",
         "strong",
         "an uncorrectable memory error that the driver could not recover from: no row was remapped. NVIDIA: reset the GPU",
     ),
-    142: Entry("loud", "none", f"an error of the video encoder (NVENC3); NVIDIA: contact support. {_LOUD}"),
-    143: Entry("loud", "none", f"the device failed to initialise; NVIDIA: reset the GPU. {_LOUD}"),
+    142: Entry("loud", "none", f"an error of the video encoder (NVENC3); NVIDIA: contact support; {_LOUD}"),
+    143: Entry("loud", "none", f"the device failed to initialise; NVIDIA: reset the GPU; {_LOUD}"),
     **{
         number: Entry("link", "weak", f"an NVLink error ({part}): {_LINK}")
         for number, part in {
@@ -103,13 +103,13 @@ _XID: dict[int, Entry] = {
             150: "MSE",
         }.items()
     },
-    151: Entry("loud", "none", f"a rotation of keys failed; NVIDIA: restart the virtual machine. {_LOUD}"),
+    151: Entry("loud", "none", f"a rotation of keys failed; NVIDIA: restart the virtual machine; {_LOUD}"),
     154: Entry("loud", "none", "the driver changed what it asks for to recover this device; another Xid says why"),
     155: Entry("loud", "none", "a link went down, also logged when it did so on purpose; NVIDIA: reset the GPU"),
-    156: Entry("loud", "none", f"a part of the device was retired; NVIDIA: reset the GPU. {_LOUD}"),
-    157: Entry("loud", "none", f"a part of the device could not be retired for lack of spares. {_LOUD}"),
-    158: Entry("loud", "none", f"a fatal time-out of the device; NVIDIA: reset the GPU. {_LOUD}"),
-    167: Entry("loud", "none", f"a fatal time-out on PCI Express. {_LOUD}"),
+    156: Entry("loud", "none", f"a part of the device was retired; NVIDIA: reset the GPU; {_LOUD}"),
+    157: Entry("loud", "none", f"a part of the device could not be retired for lack of spares; {_LOUD}"),
+    158: Entry("loud", "none", f"a fatal time-out of the device; NVIDIA: reset the GPU; {_LOUD}"),
+    167: Entry("loud", "none", f"a fatal time-out on PCI Express; {_LOUD}"),
     171: Entry(
         "memory",
         "strong",

@@ -186,18 +186,21 @@ class _Reader:
         covered = {found.start() for found in xids} | {found.start() + found[0].index("SXid") for found in switches}
         if any(begun.start() not in covered for begun in _BEGUN.finditer(text)):
             self._cut(text)
-        yield from self._fallen_off(stamped, any(int(found[2]) == 79 for found in xids))
-        named = _UUID.search(text)
-        if named is not None:
-            address = catalogue.pci_address(named[1])
+        if "NVRM" in text or "fallen" in text:
+            yield from self._fallen_off(stamped, any(int(found[2]) == 79 for found in xids))
+            yield from self._identity(stamped)
+        if "EDAC" in text:
+            yield from self._edac(stamped)
+        if "Hardware Error" in text or "emory" in text:
+            yield from self._machine_check(stamped)
+
+    def _identity(self, stamped: Stamped) -> Iterator[Signal]:
+        named = _UUID.search(stamped.text)
+        address = catalogue.pci_address(named[1]) if named else ""
+        if named and address:
             reason = "the driver told which device is in which slot"
-            if address:
-                made = Signal(
-                    "kernel", "identity:pci", named[2], None, "noise", "none", reason, evidence=f"pci={address}"
-                )
-                yield self._dated(made, stamped)
-        yield from self._edac(stamped)
-        yield from self._machine_check(stamped)
+            made = Signal("kernel", "identity:pci", named[2], None, "noise", "none", reason, evidence=f"pci={address}")
+            yield self._dated(made, stamped)
 
     def _numbered(self, stamped: Stamped, found: list[re.Match[str]], kind: str) -> Iterator[Signal]:
         for match, after in zip(found, [*found[1:], None], strict=False):
@@ -208,7 +211,7 @@ class _Reader:
             device = catalogue.pci_address(match[1])
             wanted = _RECOVERY.search(said) if code == "xid:154" else None
             if wanted is not None:
-                reason = f"the driver asks for: {wanted[1]}. {reason}"
+                reason = f"the driver asks for: {wanted[1]}; {reason}"
             if not device:
                 reason = f"{reason} (the line does not say legibly which device)"
             repeated = _REPEATED.search(stamped.text, 0, match.start())
@@ -222,7 +225,7 @@ class _Reader:
         address, left = self.fallen.get(stamped.host, ("", 0))
         if left:
             self.fallen[stamped.host] = (address, left - 1)
-        named = _GPU_AT.search(text) if "NVRM" in text or "fallen" in text else None
+        named = _GPU_AT.search(text)
         own = catalogue.pci_address(named[1]) if named else ""
         if "NVRM: The NVIDIA GPU" in text and own and len(self.fallen) < 10_000:
             self.fallen[stamped.host] = (own, 4)

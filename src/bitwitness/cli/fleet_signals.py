@@ -1,0 +1,242 @@
+"""`bitwitness fleet signals`: what the hardware says of itself, and what of that weighs beside an incident."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bitwitness.cli.output import console, print_list, styled
+from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.durations import seconds_of
+from bitwitness.errors import RunFilesError
+from bitwitness.fleet.signals.record import Signal
+from bitwitness.runfiles import RunFiles, read_incident
+
+_NO_SIGN = "That nothing was found is no sign of health: silent corruption is in no log."
+_WEIGHTS = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
+_STYLES = {"strong": "bold red", "medium": "red", "weak": "yellow", "none": ""}
+
+
+def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta:
+    try:
+        return timedelta(seconds=seconds_of(value))
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.argument("more", type=GIVEN_PATH, metavar="[FILE]...", nargs=-1)
+@click.option(
+    "--from",
+    "given",
+    type=GIVEN_PATH,
+    multiple=True,
+    metavar="FILE...",
+    help="Read these: logs (also packed), metrics, diagnostics; a directory is its files, - is standard input. Default: this machine.",
+)
+@click.option("--at", metavar="TIME", help="Only what lies around this time, e.g. 2026-11-29T09:30:15Z.")
+@click.option(
+    "--incident", type=GIVEN_PATH, metavar="DIR", help="Only what lies around this incident; of a run, the newest."
+)
+@click.option("--before", callback=_length, default="24h", metavar="TIME", show_default=True, help="How far before it.")
+@click.option("--after", callback=_length, default="1h", metavar="TIME", show_default=True, help="How far after it.")
+@click.option("--node", metavar="NAME", help="Only of this node; sources that name no node are taken to be of it.")
+@click.option(
+    "--zone",
+    metavar="ZONE",
+    help="Of times that do not say theirs: Europe/Berlin, +02:00, UTC, local. Default: UTC for files, this machine's for its own logs.",
+)
+@click.option(
+    "--now",
+    metavar="TIME",
+    help="When the files were written: times without a year are put before it. Default: when each was last changed.",
+)
+@click.option(
+    "--boot", metavar="TIME", help="When the machine of a ring buffer was started; without it, `[123.45]` is no time."
+)
+@click.option("--details", is_flag=True, help="Also hosts, counts, evidence, and where it was read.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def signals(
+    more: Sequence[Path],
+    given: Sequence[Path],
+    at: str | None,
+    incident: Path | None,
+    before: timedelta,
+    after: timedelta,
+    node: str | None,
+    zone: str | None,
+    now: str | None,
+    boot: str | None,
+    details: bool,
+    as_json: bool,
+) -> None:
+    """Show what logs, counters and diagnostics say of devices, and what weighs beside an incident.
+
+    A source that is absent, cannot be read or skipped its test is listed as no evidence: it never counts as health. The same
+    event read from several files is one. Times without a zone are meant in UTC unless --zone says otherwise; times without
+    a year lie in the year before --now.
+    """
+    from bitwitness.fleet.signals.gather import gather
+    from bitwitness.fleet.signals.record import within
+    from bitwitness.fleet.signals.times import parse_time, parse_zone
+
+    if at is not None and incident is not None:
+        raise click.UsageError("give --at or --incident, not both")
+    if node is not None and not node.strip():
+        raise click.BadParameter("is empty: is a variable unset?", param_hint="--node")
+    known = parse_zone(zone) if zone is not None else None
+    moment = parse_time(at, known or UTC) if at is not None else None
+    if incident is not None:
+        moment = _time_of(incident)
+    started = parse_time(boot, known or UTC) if boot is not None else None
+    found = _read(
+        [*given, *more],
+        now=parse_time(now, known or UTC) if now is not None else None,
+        zone=known,
+        boot=started,
+        node=node,
+        since=_earlier(moment, before),
+    )
+    if moment is not None:
+        found = (one for signal in found for one in within((signal,), moment, before, after) or _identity(signal))
+    listed = gather(found, identities=details)
+    if as_json:
+        click.echo(json.dumps([one.to_json(details=details) for one in listed], indent=2, allow_nan=False))
+        if all(one.kind == "no-evidence" for one in listed):
+            click.echo(f"No signals. {_NO_SIGN}", file=sys.stderr)
+    else:
+        _show(listed, console(), details)
+
+
+def _identity(signal: Signal) -> Iterable[Signal]:
+    """Which device is where holds outside the window as well."""
+    return (signal,) if signal.code == "identity:pci" else ()
+
+
+def _earlier(moment: datetime | None, before: timedelta) -> datetime | None:
+    try:
+        return None if moment is None else moment - before
+    except OverflowError:
+        return None
+
+
+def _time_of(path: Path) -> datetime:
+    """When an incident was; of a run, the newest."""
+    if not path.exists():
+        raise RunFilesError(f"{path} does not exist: give the directory of an incident or of a run")
+    if path.name != "incident.json" and not (path / "incident.json").exists():
+        incidents = RunFiles(path).incidents()
+        if not incidents:
+            raise RunFilesError(f"{path} is no incident (no incident.json), and no run that has one")
+        path = incidents[-1]
+    time = read_incident(path).record.get("time")
+    try:
+        moment = datetime.fromisoformat(str(time))
+    except ValueError as error:
+        raise RunFilesError(f"{path} is damaged: its time is {time!r:.60}") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _read(
+    paths: Sequence[Path],
+    *,
+    now: datetime | None,
+    zone: tzinfo | None,
+    boot: datetime | None,
+    node: str | None,
+    since: datetime | None,
+) -> Iterator[Signal]:
+    """The signals of the files, or of this machine; of one node, if one is asked for."""
+    from bitwitness.fleet.signals import collect, detect
+
+    found = (
+        detect.read_all(paths, now=now, zone=zone or UTC, boot=boot, host=node or "")
+        if paths
+        else collect.read(now=now, zone=zone, host=node or socket.gethostname(), since=since)
+    )
+    for signal in found:
+        if node is None or not signal.host or signal.host == node:
+            yield signal
+        elif signal.host.partition(".")[0] == node.partition(".")[0]:  # one of them has the domain
+            yield replace(signal, host=node)
+
+
+# For people -----------------------------------------------------------------------------------------------------------
+
+
+def _show(listed: Sequence[Signal], screen: Console, details: bool) -> None:
+    seen = [one for one in listed if one.kind != "no-evidence"]
+    silent = [one for one in listed if one.kind == "no-evidence"]
+    if seen:
+        screen.print("Seen, what weighs most first", style="bold")
+        print_list(_events(_grouped(seen), details), screen)
+    else:
+        screen.print(styled("No signals."))
+    if silent:
+        screen.print("\nNo evidence, which is not health", style="bold")
+        print_list(_sources(silent), screen)
+    screen.print()
+    for line in _sum(seen):
+        screen.print(styled(line), soft_wrap=not screen.is_terminal)
+
+
+def _grouped(seen: Sequence[Signal]) -> list[list[Signal]]:
+    """Events of one kind of one device together, what weighs most first."""
+    groups: dict[tuple[str, str, str, str], list[Signal]] = {}
+    for one in seen:
+        groups.setdefault((one.host, one.device, one.code, one.source), []).append(one)
+    return sorted(groups.values(), key=lambda group: (_WEIGHTS[group[-1].weight], -len(group), group[-1].time or ""))
+
+
+def _events(groups: Sequence[Sequence[Signal]], details: bool) -> Table:
+    table = _table(
+        "weight", "for", "node", "device", "code", "times", "last", "why", *(["evidence"] if details else [])
+    )
+    for group in groups:
+        last = group[-1]
+        time = last.time or "unknown"
+        row = (last.host, last.device, last.code, sum(one.count for one in group), time, last.reason)
+        cells = [styled(last.weight, _STYLES[last.weight]), styled(last.kind), *(styled(cell) for cell in row)]
+        table.add_row(*cells, *([styled(last.evidence)] if details else []))
+    return table
+
+
+def _sources(silent: Sequence[Signal]) -> Table:
+    table = _table("source", "node", "device", "code", "why", "read from")
+    for one in silent:
+        table.add_row(*(styled(cell) for cell in (one.source, one.host, one.device, one.code, one.reason, one.origin)))
+    return table
+
+
+def _sum(seen: Sequence[Signal]) -> Iterator[str]:
+    """What a person who looks only at the last lines needs to know."""
+    for weight in ("strong", "medium", "weak"):
+        codes: dict[tuple[str, str], list[str]] = {}
+        for one in seen:
+            if one.weight == weight:
+                names = codes.setdefault((one.host, one.device), [])
+                names += [one.code] if one.code not in names else []
+        for (host, device), names in list(codes.items())[:10]:
+            where = " on ".join(part for part in (device, host) if part) or "no device named"
+            yield f"{weight.capitalize()} beside an incident: {', '.join(names)} ({where})."
+        if len(codes) > 10:
+            yield f"{weight.capitalize()} for {len(codes) - 10} more devices."
+    loud = any(one.kind == "loud" for one in seen)
+    if not any(one.weight != "none" for one in seen):
+        yield f"Nothing here weighs beside an incident{', though a device failed loudly' if loud else ''}. {_NO_SIGN}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for column in columns:
+        table.add_column(column, header_style="dim", overflow="fold")
+    return table
