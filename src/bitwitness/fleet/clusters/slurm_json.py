@@ -27,12 +27,14 @@ def node_state(answer: Any, node: str) -> NodeState:
     """
     record = _only(answer, "nodes", "name", node)
     words = _state_words(record)
+    service = service_of(flags_of(words))
+    old = service == "in"  # from 24.11 on the reason of a drain that was taken back stays
     return NodeState(
         node=node,
-        service=service_of(flags_of(words)),
+        service=service,
         raw="+".join(word.upper() for word in words),
-        reason=_text(record.get("reason")),
-        reason_by=_text(record.get("reason_set_by_user")),
+        reason="" if old else _text(record.get("reason")),
+        reason_by="" if old else _text(record.get("reason_set_by_user")),
         booted=_moment(record.get("boot_time")),
         instance=_text(record.get("instance_id")),
     )

@@ -78,9 +78,7 @@ def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> La
         return "unknown"
     flags = flags_of(now.raw)
     if act.kind == "drain":
-        if not flags & {"DRAIN", "FAIL"}:
-            return "no"
-        return "yes" if now.ours else "unknown"  # somebody else's, perhaps put over ours
+        return "yes" if flags & {"DRAIN", "FAIL"} else "no"  # by whom, the reason says
     if act.kind == "clear":
         if not flags & {"DRAIN", "FAIL"}:
             return "yes"
@@ -95,8 +93,8 @@ def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> La
         asked = bool(flags & {"REBOOT_REQUESTED", "REBOOT_ISSUED"}) and _tagged(act, now)
     if asked:
         return "yes"
-    same = (now.raw, now.reason, now.booted) == (before.raw, before.reason, before.booted)
-    return "no" if same and now.booted else "unknown"
+    same = (now.raw, now.reason) == (before.raw, before.reason) and not _booted(before, now)
+    return "no" if same and before.booted and now.booted else "unknown"
 
 
 def requeue(job: JobState, exclude: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -25,10 +25,12 @@ def node_state(text: str, node: str, jobs: tuple[str, ...] = ()) -> NodeState:
     fields = _fields(text)
     if fields.get("NodeName") != node or not fields.get("State"):
         raise ClusterError(f"not understood as the state of node {node}: {one_line(text)!r}")
-    reason, by = split_reason(_line(text, "Reason"))
+    service = service_of(flags_of(fields["State"]))
+    # From 24.11 on the reason of a drain that was taken back stays until something else overwrites it.
+    reason, by = ("", "") if service == "in" else split_reason(_line(text, "Reason"))
     return NodeState(
         node=node,
-        service=service_of(flags_of(fields["State"])),
+        service=service,
         raw=fields["State"],
         reason=reason,
         reason_by=by,

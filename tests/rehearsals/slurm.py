@@ -1,0 +1,229 @@
+"""From a wrong number to a drained node and back, on a real Slurm cluster of five slurmd on this machine: `make rehearse-slurm`.
+
+Two guarded jobs of four ranks are submitted by sbatch. One is never hit. In the other the node that runs rank 1 computes
+wrongly, and goes on doing so. What has to be seen: the job ends with 160; the controller drains that node and says why; the
+job is started again without it, goes on from a checkpoint that was verified, and every rank ends with the very bits of the job
+that was never hit. Exit code 0 only if all of it was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bitwitness.fleet.clusters.base import Act
+from bitwitness.fleet.clusters.slurm import SlurmCluster
+from bitwitness.fleet.clusters.slurm_command import Answer
+from tests.fleet.slurm.real import Slurm, missing, slurm
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BITWITNESS = Path(sys.executable).with_name("bitwitness")
+BAD, NODES, TRAIN, LIMIT = "n2", 5, 4, 150.0
+FAULT = f"node={BAD} grad_w:* @ step=7 : n=1 -> bit=24 ; permanent"
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes={train} --ntasks-per-node=1 --cpus-per-task=1
+#SBATCH --requeue --open-mode=append --no-kill
+export OMP_NUM_THREADS=1 {fault}
+srun --kill-on-bad-exit=0 --no-kill --wait=0 \
+  {bitwitness} run --nodes {train} --address 127.0.0.1 --run-dir {run} {job} {run} {out}
+"""
+
+POLICY = """\
+act = true
+owner = "the rehearsal"
+nodes_per_hour = 1
+cluster_share = 0.3
+
+[cluster]
+kind = "slurm"
+timeout = 10
+"""
+
+_started = time.monotonic()
+
+
+def say(text: str) -> None:
+    """One line of what is seen, with the second."""
+    sys.stdout.write(f"[{time.monotonic() - _started:5.1f} s] {text}\n")
+    sys.stdout.flush()
+
+
+class NotSeen(Exception):
+    """What had to be seen was not."""
+
+
+@dataclass
+class Job:
+    """One of the two jobs.
+
+    Attributes:
+        cluster: on which it runs.
+        run: its run directory.
+        out: where each rank leaves a digest of its weights.
+        id: what sbatch called it.
+    """
+
+    cluster: Slurm
+    run: Path
+    out: Path
+    id: str = ""
+
+    @classmethod
+    def submit(cls, cluster: Slurm, name: str, fault: str = "") -> Job:
+        """Submit it."""
+        job = cls(cluster, cluster.folder / name, cluster.folder / f"{name}-weights")
+        job.out.mkdir()
+        job.id = cluster.submit(
+            SCRIPT.format(
+                train=TRAIN,
+                fault=f"BITWITNESS_FAULT='{fault}'" if fault else "",
+                bitwitness=BITWITNESS,
+                run=job.run,
+                out=job.out,
+                job=ROOT / "tests" / "supervise" / "real_job.py",
+            ),
+            f"--job-name={name}",
+        )
+        return job
+
+    def fields(self) -> dict[str, str]:
+        """What scontrol shows of it, as words with a `=`."""
+        said = self.cluster.run("scontrol", "show", "job", self.id)
+        return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+    def ended(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.fields()["JobState"] in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+    def weights(self) -> dict[str, str]:
+        """The digest of each rank's weights."""
+        return {file.name: file.read_text() for file in sorted(self.out.iterdir()) if "." not in file.name}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What its supervisor has noted, of one kind."""
+        file = self.run / "supervise" / "log.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [event for event in map(json.loads, lines) if event.get("kind") == kind]
+
+    def printed(self) -> str:
+        """The end of what the job has printed."""
+        file = self.cluster.folder / f"job-{self.id}.out"
+        return file.read_text(errors="replace")[-6000:] if file.exists() else "(nothing)"
+
+
+def wait(met: Callable[[], bool], what: str) -> None:
+    """Wait for something within the time of the whole rehearsal."""
+    while not met():
+        if time.monotonic() - _started > LIMIT:
+            raise NotSeen(f"in time: {what}")
+        time.sleep(0.2)
+
+
+def must(seen: bool, what: str) -> None:
+    """Say what is seen, or that it is not."""
+    if not seen:
+        raise NotSeen(what)
+    say(f"seen: {what}")
+
+
+def rehearse(cluster: Slurm) -> None:
+    """All of it, on a cluster that is up."""
+    say(f"{NODES} slurmd are up: {cluster.states()}")
+    hit, never = Job.submit(cluster, "hit", FAULT), Job.submit(cluster, "never")
+    say(f"job {never.id} is never hit; in job {hit.id}: {FAULT}")
+    watch(cluster, hit)
+
+    wait(lambda: bool(hit.events("ended")) and (hit.fields()["Restarts"] != "0" or hit.ended()), f"job {hit.id} ends")
+    first = hit.events("ended")
+    must(bool(first) and first[0]["exit_code"] == 160, f"job {hit.id} ended with 160 (corruption, attributed)")
+    if find_spec("bitwitness.cli.fleet_watch") is None:
+        by_hand(cluster, hit)
+    wait(lambda: "drain" in cluster.states()[BAD], f"{BAD} is drained")
+    node = cluster.run("scontrol", "show", "node", BAD)
+    reason = next((line.strip() for line in node.splitlines() if line.strip().startswith("Reason=")), "no reason")
+    must(reason.startswith("Reason=bitwitness "), f"{BAD} is {cluster.states()[BAD]}; {reason}")
+    others = {name: state for name, state in cluster.states().items() if name != BAD}
+    must(not any("drain" in state for state in others.values()), f"no other node is: {others}")
+
+    wait(lambda: hit.fields()["Restarts"] == "1", f"job {hit.id} is requeued")
+    wait(lambda: hit.fields()["ExcNodeList"] == BAD, f"job {hit.id} excludes {BAD}")
+    say(f"seen: job {hit.id} was requeued with ExcNodeList={BAD}")
+    wait(lambda: len(hit.events("ended")) > 1 or (hit.fields()["JobState"] == "FAILED" and hit.ended()), "its end")
+    wait(lambda: hit.ended() and never.ended(), "both jobs end")
+    shown = hit.fields()
+    must(shown["JobState"] == "COMPLETED", f"job {hit.id} ended well, on {shown['NodeList']}")
+    must(never.fields()["JobState"] == "COMPLETED", f"job {never.id} ended well, never hit")
+    started = hit.events("started")
+    must(BAD in started[0]["nodes"], f"it had started on {started[0]['nodes']}")
+    must(BAD not in started[-1]["nodes"], f"it was started again on {started[-1]['nodes']}")
+    step = resumed(hit)
+    must(step > 0, f"it went on from the verified checkpoint of step {step}")
+    must(len(hit.weights()) == TRAIN, f"{TRAIN} ranks left their weights")
+    must(hit.weights() == never.weights(), f"and each has the bits of the job that was never hit: {hit.weights()}")
+
+
+def resumed(job: Job) -> int:
+    """The step from which the last start of a job went on, as its ranks say; 0 where they do not."""
+    words = "resum"
+    for line in reversed(job.printed().splitlines()):
+        if words in line.lower():
+            digits = [word.strip(".,:;()") for word in line.split()]
+            numbers = [int(word) for word in digits if word.isdigit()]
+            return max(numbers, default=0)
+    return 0
+
+
+def by_hand(cluster: Slurm, job: Job) -> None:
+    """What the controller does, by hand: until there is one."""
+    adapter = SlurmCluster(lambda words, timeout: Answer(0, cluster.run(*words)))
+    act = Act("drain", BAD, "20261129T093015Z-4be1d2", "persistent corruption")
+    calls = [*adapter.plan(act, adapter.look(BAD)), *adapter.plan_requeue(adapter.job(job.id), [BAD])]
+    for call in calls:
+        say(f"by hand: {call}")
+        adapter.carry_out(call)
+
+
+def watch(cluster: Slurm, job: Job) -> None:
+    """Start the controller."""
+    if find_spec("bitwitness.cli.fleet_watch") is None:
+        return
+    policy = cluster.folder / "fleet.toml"
+    policy.write_text(POLICY, encoding="utf-8")
+    state = cluster.folder / "fleet"
+    words = [BITWITNESS, "fleet", "watch", job.run, "--state", state, "--policy", policy, "--act", "--every", "1s"]
+    cluster.start("watch", *map(str, words))
+    say("the controller watches: " + " ".join(map(str, words[1:])))
+
+
+def main() -> int:
+    """Run it; 0 if all was seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="print all logs also where all was seen")
+    keep = parser.parse_args().keep
+    if lacking := missing():
+        say(f"not installed: {', '.join(lacking)}; on Debian: bash .ci/packages")
+        return 2
+    with slurm(NODES) as cluster:
+        try:
+            rehearse(cluster)
+        except (NotSeen, AssertionError, subprocess.SubprocessError, KeyError) as error:
+            say(f"NOT SEEN: {error!r}\n{cluster.logs()}")
+            return 1
+        if keep:
+            say(cluster.logs())
+    say("all was seen; nothing is left running")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
