@@ -10,6 +10,7 @@ slices are cut from, because blame covers all of them.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -224,11 +225,17 @@ class _Asked:
         rows = self.ask("remapped rows", "nvmlDeviceGetRemappedRows") or ()
         for (code, known), count in zip(_ROWS, rows, strict=False):
             yield from self.say(code, known, count, code.replace("-", " "))
-        status_of = getattr(self.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
-        status: Any = status_of() if status_of is not None else None
-        answered = self.ask("SRAM error threshold", "nvmlDeviceGetSramEccErrorStatus", status) is not None
-        if answered and status is not None:
-            yield from self.say("sram-threshold", 346, int(bool(status.bThresholdExceeded)), "SRAM error threshold")
+        yield from self._sram()
+
+    def _sram(self) -> Iterator[Signal]:
+        what, kind = "SRAM error threshold", getattr(self.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+        if kind is None:
+            self.refused.setdefault(self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND, []).append(what)
+            return
+        # nvidia-ml-py hands on what it is given, and the driver wants an address: the structure itself would be a wild one.
+        status = kind()
+        if self.ask(what, "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status)) is not None:
+            yield from self.say("sram-threshold", 346, int(bool(status.bThresholdExceeded)), what)
 
     def _links(self) -> Iterator[Signal]:
         links = [link for link in range(_MOST_LINKS) if self._active(link)]
