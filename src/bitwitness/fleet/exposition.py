@@ -29,6 +29,8 @@ SILENT_AFTER = timedelta(minutes=2)
 
 _STATUSES = ("attributed", "unattributed")
 _HOLDS = get_args(HoldReason)
+_ANSWERS = (200, 201, 400, 401, 408, 409, 413, 415, 429, 503, 507)
+"""From 0 on: the first of a kind would not be an increase otherwise."""
 _OUTCOMES = ("done", "already out", "failed", "unclear", "expired")
 
 
@@ -94,7 +96,7 @@ class Exposition(Collector):
 
     def __init__(self, figures: Callable[[], Figures]) -> None:
         self._figures = figures
-        self._answers: dict[int, int] = {}
+        self._answers = dict.fromkeys(_ANSWERS, 0)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bitwitness.errors import ConfigurationError, MissingExtra
+from bitwitness.errors import BitwitnessError, ConfigurationError, MissingExtra
 from bitwitness.fleet.exposition import CONTENT_TYPE, Exposition, Figures, Health
 from bitwitness.fleet.received import LARGEST, Limits, Refused, Store, valid_run
 from bitwitness.fleet.secret import SHORTEST, read_secret
@@ -88,7 +88,7 @@ def app(
             raise ConfigurationError(f"the token of the inbox needs at least {SHORTEST} plain characters")
         inbox = _Inbox(Store(folder, limits, clock), token, exposition, body_seconds)
         routes.append(Route("/incidents", inbox.post, methods=["POST"]))
-    handlers: dict[Any, Any] = {HTTPException: _problem}
+    handlers: dict[Any, Any] = {HTTPException: _problem, BitwitnessError: _unreadable}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -216,3 +216,9 @@ def _refusal(refused: Refused) -> Response:
 def _problem(request: Request, error: HTTPException) -> Response:
     """404, 405 and their kind, in the form of all other answers."""
     return JSONResponse({"error": error.detail}, error.status_code, {**_MANNERS, **(error.headers or {})})
+
+
+def _unreadable(request: Request, error: BitwitnessError) -> Response:
+    """Of figures that cannot be read: the reason is for the log, because it names files."""
+    logger.error("%s cannot be answered: %s", request.url.path, error)
+    return JSONResponse({"error": "the state of the controller cannot be read now: its log says why"}, 503, _MANNERS)

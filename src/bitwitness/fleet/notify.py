@@ -150,7 +150,7 @@ def compose_return(back: Return, about: About) -> Message:
     was, seen = back.condemned, back.sighting
     parts = [
         back.text + ".",
-        "Nothing was done about it by itself. Whatever runs on it may be computing wrongly now.",
+        "Whatever runs on it may be computing wrongly now. What is done about the node, if anything, is told apart.",
         (
             f"What to do next: take node {seen.node} out of service, and ask whoever repaired it for proof that the device was exchanged. "
             "If it was tested and is healthy, clear it by the command below."

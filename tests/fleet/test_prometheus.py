@@ -1,0 +1,158 @@
+"""The shipped alert rules, under Debian's promtool; and a real Prometheus that scrapes a real controller's pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from bitwitness.fleet.exposition import Exposition, Figures
+from tests.fleet.test_exposition import FULL
+from tests.fleet.web import listening
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+RULES = DEPLOY / "prometheus" / "bitwitness.rules.yml"
+
+
+def program(name: str) -> str:
+    """A program of Debian's; absent, the test is skipped, unless real components were asked for."""
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("BITWITNESS_REAL"):
+            pytest.fail(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_promtool_passes_the_rules_and_the_example() -> None:
+    tool, folder = program("promtool"), DEPLOY / "prometheus"
+    for words in (["test", "rules", "bitwitness.rules.test.yml"], ["check", "config", "prometheus.yml"]):
+        done = subprocess.run([tool, *words], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_says_what_and_what_to_do_and_is_tested() -> None:
+    tested = (DEPLOY / "prometheus" / "bitwitness.rules.test.yml").read_text()
+    assert len(rules()) >= 6
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        page, _, part = rule["annotations"]["runbook"].partition("#")
+        assert part == "metrics-and-alerts"
+        assert (ROOT / page).is_file()
+        assert rule["alert"] in tested
+
+
+def test_alerts_speak_of_metrics_that_there_are() -> None:
+    """A metric that was renamed would leave an alert that never fires."""
+    shown = set(re.findall(r"^(bitwitness_\w+)", Exposition(lambda: FULL).text().decode(), re.MULTILINE))
+    for rule in rules():
+        assert set(re.findall(r"bitwitness_\w+", rule["expr"])) <= shown, rule["alert"]
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
+    """A Prometheus with our rules that scrapes one target ten times a second."""
+    with closing(socket.socket()) as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    config["rule_files"] = [str(RULES)]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = [
+        program("prometheus"),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+    ]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    log = folder / "log"
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as running:
+        try:
+            transport = httpx.HTTPTransport(retries=100)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=20) as client:
+                yield client
+        except BaseException as error:
+            error.add_note(log.read_text())
+            raise
+        finally:
+            running.send_signal(signal.SIGTERM)
+            try:
+                running.wait(20)
+            except subprocess.TimeoutExpired:
+                running.kill()
+
+
+def ask(client: httpx.Client, expression: str) -> dict[str, float]:
+    """The value of an expression now, by labels."""
+    answer = client.get("/api/v1/query", params={"query": expression})
+    if answer.status_code == 503:  # it reads its own log of before
+        return {}
+    answer.raise_for_status()
+    result = answer.json()["data"]["result"]
+    return {json.dumps(one["metric"], sort_keys=True): float(one["value"][1]) for one in result}
+
+
+def wait_for(client: httpx.Client, expression: str) -> dict[str, float]:
+    """The value of an expression, once there is one."""
+    for _ in range(300):
+        if found := ask(client, expression):
+            return found
+        select.select([], [], [], 0.1)  # scrapes come by the clock: there is nothing to wait for
+    raise AssertionError(f"{expression} has no value after 30 s")
+
+
+def test_a_real_prometheus_scrapes_us_and_alerts(tmp_path: Path) -> None:
+    program("prometheus")
+    now = datetime.now(UTC).timestamp()
+    figures = Figures(
+        mode="act", cluster="slurm", returned=1, started=now, last_round=now, incidents={"unattributed": 3}
+    )
+    with listening(None, figures) as (server, _), prometheus(tmp_path, f"127.0.0.1:{server.port}") as client:
+        found = wait_for(client, 'bitwitness_fleet_incidents_total{status="unattributed"}')
+        assert list(found.values()) == [3]
+        assert list(ask(client, 'up{job="bitwitness-fleet"}').values()) == [1]
+        assert list(ask(client, "bitwitness_fleet_info").values()) == [1]
+        fired = wait_for(client, 'ALERTS{alertname="BitwitnessCondemnedDeviceReturned", alertstate="firing"}')
+        assert list(fired.values()) == [1]
+        assert ask(client, 'ALERTS{alertname="BitwitnessFleetSilent"}') == {}
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    tool = program("systemd-analyze")
+    unit = (DEPLOY / "systemd" / "bitwitness-fleet.service").read_text()
+    for setting in (
+        "Restart=on-failure",
+        "ProtectSystem=strict",
+        "NoNewPrivileges=yes",
+        "StateDirectory=bitwitness/fleet",
+    ):
+        assert setting in unit.splitlines()
+    assert "token-file %d/inbox-token" in unit, "the token comes as a credential and not as an argument"
+    copy = tmp_path / "bitwitness-fleet.service"
+    copy.write_text(unit.replace("/opt/bitwitness/bin/bitwitness", sys.executable))
+    done = subprocess.run([tool, "verify", str(copy)], capture_output=True, text=True, check=False)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if copy.name in line]
+    assert (done.returncode, said) == (0, [])
