@@ -62,18 +62,27 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         now: not needed here; every reader is told it.
     """
     try:
-        seen = _Seen()
         text = document(source)
-        if text[:100].lstrip()[:1] in ("{", "["):
-            if len(text) > MAX_JSON:
-                raise Unreadable(f"the answer is larger than {MAX_JSON >> 20} MiB; ask for a shorter time")
-            seen.take(samples.from_query(text, _wanted, seen.damage))
-        else:
-            seen.take(samples.from_text(text, _wanted, seen.damage))
+        answered = text[:100].lstrip()[:1] in ("{", "[")
+        seen = _answer(text) if answered else _scrape(text)
     except Unreadable as error:
         yield no_evidence(SOURCE, "dcgm:unreadable", f"no metrics: {error}", origin=origin)
         return
     yield from bounded(_signals(seen, origin), SOURCE, origin)
+
+
+def _scrape(text: str) -> _Seen:
+    seen = _Seen()
+    seen.take(samples.from_text(text, _wanted, seen.damage))
+    return seen
+
+
+def _answer(text: str) -> _Seen:
+    if len(text) > MAX_JSON:
+        raise Unreadable(f"the answer is larger than {MAX_JSON >> 20} MiB; ask for a shorter time")
+    seen = _Seen()
+    seen.take(samples.from_query(text, _wanted, seen.damage))
+    return seen
 
 
 def _wanted(name: str) -> bool:
@@ -264,11 +273,17 @@ def query(
             client.stream("POST", f"{url.rstrip('/')}/api/v1/query_range", data=question) as answer,
         ):
             text = _bounded_text(answer.iter_bytes(), time.monotonic() + timeout)
+            status = answer.status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, Unreadable) as error:
         why = f"Prometheus did not answer: {words(str(error).replace(url, shown), 160) or type(error).__name__}"
         yield no_evidence(SOURCE, "dcgm:unreachable", why, origin=shown, host=host)
         return
-    yield from (replace(one, host=one.host or host) for one in read(text, origin=shown, now=at))
+    try:
+        found = _signals(_answer(text), shown)
+    except Unreadable as error:
+        why = f"no metrics: Prometheus answered with HTTP status {status}: {error}"
+        found = iter([no_evidence(SOURCE, "dcgm:unreadable", why)])
+    yield from (replace(one, host=one.host or host, origin=shown) for one in bounded(found, SOURCE, shown))
 
 
 def _question(host: str) -> str:

@@ -140,7 +140,7 @@ def from_query(text: str, wanted: Callable[[str], bool], damage: Damage) -> Iter
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list):
         raise Unreadable("the answer has no result")
-    yield from islice(_of_series(result, wanted, damage), MAX_SAMPLES)
+    yield from _of_series(result, wanted, damage)
 
 
 def _of_series(result: list[Any], wanted: Callable[[str], bool], damage: Damage) -> Iterator[Sample]:
@@ -160,8 +160,8 @@ def _of_series(result: list[Any], wanted: Callable[[str], bool], damage: Damage)
             if time is None:
                 damage.note(point)
                 continue
-            seen += 1
-            damage.more = seen > MAX_SAMPLES
-            yield Sample(name, labels, number(point[1]), time)
-            if damage.more:
+            if seen == MAX_SAMPLES:
+                damage.more = True
                 return
+            seen += 1
+            yield Sample(name, labels, number(point[1]), time)
