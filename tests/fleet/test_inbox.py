@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -72,6 +73,19 @@ def test_an_incident_is_stored_once_and_never_overwritten(folder: Path, client: 
     assert (found[0] / "incident.json").read_bytes() == before
     assert post(client, incident(), "job-2").status_code == 201, "another run may have it as well"
     assert files_in(folder) == [f"job-{run}/incidents/{ID}/incident.json" for run in (1, 2)]
+
+
+def test_many_at_once_store_it_once(folder: Path) -> None:
+    with listening(folder) as (server, _), ThreadPoolExecutor(12) as pool:
+
+        def one(number: int) -> int:
+            with httpx.Client(base_url=server.address, trust_env=False, timeout=20) as client:
+                return post(client, incident(number % 2)).status_code
+
+        statuses = list(pool.map(one, range(24)))
+    assert statuses.count(201) == 2
+    assert set(statuses) <= {200, 201, 503}
+    assert len(files_in(folder)) == 2
 
 
 def test_a_body_without_a_length_is_taken(folder: Path, client: httpx.Client) -> None:

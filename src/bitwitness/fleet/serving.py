@@ -51,6 +51,7 @@ class Server:
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            log_level="error",  # nobody without a token shall be able to fill the log
             access_log=False,  # whoever asks /metrics every 15 s is no news
             proxy_headers=False,  # what a client says of itself is not believed
             server_header=False,
