@@ -20,16 +20,19 @@ SETTINGS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test dev lint style types layers format docs-help bench build clean distclean
+.PHONY: help demo test rehearse-slurm dev lint style types layers format docs-help bench build clean distclean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.demo  ## train on CPU processes, corrupt one, watch it being caught and named
 	$(VENV)/bin/bitwitness demo $(ARGS)
 
 test: $(VENV)/.dev  ## all tests
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+rehearse-slurm: $(VENV)/.dev  ## on a real Slurm: corrupt a node of a job, watch it being drained and the job go on
+	$(PY) -m tests.rehearsals.slurm $(ARGS)
 
 dev: $(VENV)/.dev  ## the environment for development, in $(VENV)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -29,14 +31,29 @@ BITWITNESS = Path(sys.executable).with_name("bitwitness")
 BAD, NODES, TRAIN, LIMIT = "n2", 5, 4, 150.0
 FAULT = f"node={BAD} grad_w:* @ step=7 : n=1 -> bit=24 ; permanent"
 
-SCRIPT = """\
+HEAD = f"""\
 #!/bin/bash
-#SBATCH --nodes={train} --ntasks-per-node=1 --cpus-per-task=1
+#SBATCH --nodes={TRAIN} --ntasks-per-node=1 --cpus-per-task=1
 #SBATCH --requeue --open-mode=append --no-kill
-export OMP_NUM_THREADS=1 {fault}
-srun --kill-on-bad-exit=0 --no-kill --wait=0 \
-  {bitwitness} run --nodes {train} --address 127.0.0.1 --run-dir {run} {job} {run} {out}
+export OMP_NUM_THREADS=1
 """
+JOB = ROOT / "tests" / "supervise" / "real_job.py"
+GUARDED = (
+    HEAD
+    + f"""\
+export BITWITNESS_FAULT='{FAULT}'
+srun --kill-on-bad-exit=0 --no-kill --wait=0 \
+  {BITWITNESS} run --nodes {TRAIN} --address 127.0.0.1 --run-dir {{run}} {JOB} {{run}} {{out}}
+"""
+)
+ALONE = (
+    HEAD
+    + f"""\
+export WORLD_SIZE={TRAIN} LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT={{port}}
+srun bash -c 'RANK=$SLURM_PROCID exec {sys.executable} {JOB} {{run}} {{out}}'
+"""
+)
+"""The same job without a fault and without a supervisor: half as many processes to start, and nothing in common but the numbers."""
 
 POLICY = """\
 act = true
@@ -79,21 +96,13 @@ class Job:
     id: str = ""
 
     @classmethod
-    def submit(cls, cluster: Slurm, name: str, fault: str = "") -> Job:
+    def submit(cls, cluster: Slurm, name: str, script: str) -> Job:
         """Submit it."""
         job = cls(cluster, cluster.folder / name, cluster.folder / f"{name}-weights")
         job.out.mkdir()
-        job.id = cluster.submit(
-            SCRIPT.format(
-                train=TRAIN,
-                fault=f"BITWITNESS_FAULT='{fault}'" if fault else "",
-                bitwitness=BITWITNESS,
-                run=job.run,
-                out=job.out,
-                job=ROOT / "tests" / "supervise" / "real_job.py",
-            ),
-            f"--job-name={name}",
-        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        job.id = cluster.submit(script.format(run=job.run, out=job.out, port=port), f"--job-name={name}")
         return job
 
     def fields(self) -> dict[str, str]:
@@ -116,9 +125,9 @@ class Job:
         return [event for event in map(json.loads, lines) if event.get("kind") == kind]
 
     def printed(self) -> str:
-        """The end of what the job has printed."""
+        """What the job has printed."""
         file = self.cluster.folder / f"job-{self.id}.out"
-        return file.read_text(errors="replace")[-6000:] if file.exists() else "(nothing)"
+        return file.read_text(errors="replace") if file.exists() else "(nothing)"
 
 
 def wait(met: Callable[[], bool], what: str) -> None:
@@ -139,13 +148,15 @@ def must(seen: bool, what: str) -> None:
 def rehearse(cluster: Slurm) -> None:
     """All of it, on a cluster that is up."""
     say(f"{NODES} slurmd are up: {cluster.states()}")
-    hit, never = Job.submit(cluster, "hit", FAULT), Job.submit(cluster, "never")
-    say(f"job {never.id} is never hit; in job {hit.id}: {FAULT}")
+    hit = Job.submit(cluster, "hit", GUARDED)
+    say(f"job {hit.id} runs under `bitwitness run`, and will be hit: {FAULT}")
     watch(cluster, hit)
 
     wait(lambda: bool(hit.events("ended")) and (hit.fields()["Restarts"] != "0" or hit.ended()), f"job {hit.id} ends")
     first = hit.events("ended")
     must(bool(first) and first[0]["exit_code"] == 160, f"job {hit.id} ended with 160 (corruption, attributed)")
+    never = Job.submit(cluster, "never", ALONE)
+    say(f"job {never.id} is the same and never hit")
     if find_spec("bitwitness.cli.fleet_watch") is None:
         by_hand(cluster, hit)
     wait(lambda: "drain" in cluster.states()[BAD], f"{BAD} is drained")
@@ -162,7 +173,7 @@ def rehearse(cluster: Slurm) -> None:
     wait(lambda: hit.ended() and never.ended(), "both jobs end")
     shown = hit.fields()
     must(shown["JobState"] == "COMPLETED", f"job {hit.id} ended well, on {shown['NodeList']}")
-    must(never.fields()["JobState"] == "COMPLETED", f"job {never.id} ended well, never hit")
+    must(never.fields()["JobState"] == "COMPLETED", f"job {never.id} ended well")
     started = hit.events("started")
     must(BAD in started[0]["nodes"], f"it had started on {started[0]['nodes']}")
     must(BAD not in started[-1]["nodes"], f"it was started again on {started[-1]['nodes']}")
@@ -174,13 +185,8 @@ def rehearse(cluster: Slurm) -> None:
 
 def resumed(job: Job) -> int:
     """The step from which the last start of a job went on, as its ranks say; 0 where they do not."""
-    words = "resum"
-    for line in reversed(job.printed().splitlines()):
-        if words in line.lower():
-            digits = [word.strip(".,:;()") for word in line.split()]
-            numbers = [int(word) for word in digits if word.isdigit()]
-            return max(numbers, default=0)
-    return 0
+    said = re.findall(r"resumed at step (\d+) from ", job.printed())
+    return int(said[-1]) if said else 0
 
 
 def by_hand(cluster: Slurm, job: Job) -> None:
