@@ -64,10 +64,20 @@ def read(
     latest = now or datetime.now(UTC)
     clock = Clock(now or _written(path) or latest, zone, boot)
     try:
+        sound = opened.sound()
         for signal in _signals(opened, clock, latest, origin):
-            yield signal if signal.host or not host else replace(signal, host=host)
+            told = signal if sound else _doubted(signal)
+            yield told if told.host or not host else replace(told, host=host)
     finally:
         opened.close()
+
+
+def _doubted(signal: Signal) -> Signal:
+    """A signal out of a file that is not what was written: any digit in it may be wrong, so that it must weigh nothing."""
+    if signal.kind == "no-evidence":
+        return signal
+    why = f"read from a damaged file, where it may be wrong, so that it weighs nothing. Else: {signal.weight}, {signal.reason}"
+    return replace(signal, weight="none", reason=why)
 
 
 def read_all(

@@ -85,7 +85,12 @@ class _Events:
             said = f"{place}fallen off the bus"  # said twice: with the Xid, and without
         if signal.time is not None:
             return _Event(signal.time[:19], said)
-        if said.startswith("[") or signal.code == "xid:79" or signal.kind == "no-evidence" or signal.source not in ("kernel", "edac", "mce"):
+        if (
+            said.startswith("[")
+            or signal.code == "xid:79"
+            or signal.kind == "no-evidence"
+            or signal.source not in ("kernel", "edac", "mce")
+        ):
             return _Event("", said)
         key = (signal.origin, said)
         if len(self.undated) < EVENTS_MAX or key in self.undated:
@@ -150,15 +155,18 @@ def _named(signals: list[Signal]) -> list[Signal]:
         known.sort()
     named = [_with_uuid(one, where.get((_place(one), one.device))) for one in signals]
     full = {(one.code, one.device, (one.time or "")[:19]) for one in named if one.evidence}
-    seen: set[tuple[object, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     kept = []
     for one in named:
-        poor = not one.evidence and (one.code, one.device, (one.time or "")[:19]) in full
-        if one.kind == "no-evidence" or not poor:
-            key = (one.host, one.code, one.device, one.time, one.evidence, one.reason, one.origin)
-            if key not in seen:
-                kept.append(one)
+        if one.kind != "no-evidence":
+            second = (one.time or "")[:19]
+            if not one.evidence and (one.code, one.device, second) in full:
+                continue
+            key = (one.host, one.code, one.device, second, one.evidence)
+            if second and key in seen:  # read once by its address, and once by its UUID
+                continue
             seen.add(key)
+        kept.append(one)
     return kept
 
 

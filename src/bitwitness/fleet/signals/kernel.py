@@ -27,7 +27,7 @@ _AHEAD = timedelta(minutes=5)
 _MARKS = re.compile(
     rb"NVRM|SXid|EDAC M|Hardware Error|fallen off the bus|Memory failure:|Uncorrected hardware memory|\"MESSAGE\"\s*:\s*\["
 )
-_WHERE = r"\(([^()]{1,80})\)[^:()]{0,80}:\s*(\d{1,6}),"
+_WHERE = r"\(([^()]{1,80})\)[^:()]{0,80}:\s(\d{1,6}),"
 _XID = re.compile(rf"NVRM:\s+Xid\s*{_WHERE}")
 _SXID = re.compile(rf"(?:nvidia-nvswitch\d+:\s+)?SXid\s*{_WHERE}")
 _BEGUN = re.compile(
@@ -57,6 +57,8 @@ _SEVERITIES = {
 _OBJECT = re.compile(r"\{\s*\"")
 _TEXTS = ("MESSAGE", "message", "msg", "log", "line")
 _TIMES = ("time", "@timestamp", "timestamp", "ts")
+_HAS_TEXT = re.compile(rf"\"(?:{'|'.join(_TEXTS)})\"\s*:")
+_HAS_TIME = re.compile(rf"\"(?:__REALTIME_TIMESTAMP|{'|'.join(_TIMES)})\"\s*:")
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node", "nodename")
 
 
@@ -95,7 +97,9 @@ def is_export(head: bytes) -> bool:
 
 def _known(line: bytes, clock: Clock) -> bool:
     text = line[:4096].decode("utf-8", "replace")
-    return text.lstrip().startswith("{") or split(text, clock).known
+    if text.lstrip().startswith("{"):
+        return _HAS_TEXT.search(text) is not None and _HAS_TIME.search(text) is not None
+    return split(text, clock).known
 
 
 @dataclass(slots=True)

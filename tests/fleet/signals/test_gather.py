@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+
+from bitwitness.fleet.signals import Signal, detect, no_evidence
+from bitwitness.fleet.signals import gather as module
+from bitwitness.fleet.signals.gather import gather
+from bitwitness.fleet.signals.record import within
+from bitwitness.fleet.signals.times import iso
+from tests.fleet.signals.lines import NOW, REMAP, codes, read_lines, syslog
+
+UUID = "GPU-34d7319c-5b19-1e75-186d-c187099e4fe5"
+OTHER = "GPU-99999999-5b19-1e75-186d-c187099e4fe5"
+
+
+def event(
+    second: int = 0, *, host: str = "n1", device: str = "0000:9b:00", evidence: str = "words", origin: str = "log"
+) -> Signal:
+    time = iso(NOW + timedelta(seconds=second))
+    return Signal("kernel", "xid:63", device, time, "memory", "weak", "why", host, 1, evidence, origin)
+
+
+def identity(uuid: str, second: int | None, host: str = "n1", origin: str = "log") -> Signal:
+    time = None if second is None else iso(NOW + timedelta(seconds=second))
+    return Signal(
+        "nvml", "identity:pci", uuid, time, "noise", "none", "where", host, 1, "pci=0000:9b:00 serial=7", origin
+    )
+
+
+def test_copies_and_repeated_reads_count_nothing_twice(tmp_path: Path) -> None:
+    lines = [syslog(REMAP, 1), syslog(REMAP, 2), syslog(REMAP, 2), syslog(REMAP.replace("1896", "7"), 2)]
+    (tmp_path / "a").write_text("\n".join(lines) + "\n")
+    shutil.copy(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "c").hardlink_to(tmp_path / "a")
+    (tmp_path / "d").symlink_to(tmp_path / "a")
+    files = [tmp_path / name for name in "abcd"]
+    once = gather(detect.read(tmp_path / "a", now=NOW))
+    assert codes(once) == ["xid:63"] * 3
+    for paths in (files, files * 2, [tmp_path], [tmp_path, *files]):
+        assert [one.to_json() for one in gather(detect.read_all(paths, now=NOW))] == [one.to_json() for one in once]
+
+
+def test_the_same_event_by_other_ways_is_one() -> None:
+    ways = (
+        syslog(REMAP, 3),
+        f"2026-11-29T11:00:03.75Z n1 kernel: {REMAP}",
+        f"2026-11-29T12:00:03+01:00 n1 kernel: [ 77.5] {REMAP}",
+        f'Nov 29 11:00:03 n1 kubelet[7]: E1129 11:00:03.5 1 a.go:1] "{REMAP}"',
+    )
+    assert len(read_lines(*ways)) == 4
+    (one,) = gather(read_lines(*ways))
+    assert one.count == 1
+
+
+def test_other_seconds_hosts_and_devices_are_others() -> None:
+    several = [event(), event(1), event(host="n2"), event(device="0000:9c:00"), event(evidence="else")]
+    assert len(gather(several + several)) == 5
+
+
+def test_undated_ones_are_told_apart_by_their_place() -> None:
+    ring = [f"[{second}.5] {REMAP}" for second in range(3)]
+    assert len(gather(read_lines(*ring, *ring))) == 3
+    bare = [replace(one, origin=name) for name in ("a", "b") for one in read_lines(REMAP, REMAP)]
+    assert len(gather(bare)) == 2
+
+
+def test_bus_loss_is_said_twice_and_counted_once() -> None:
+    fallen = "GPU has fallen off the bus."
+    lines = [syslog(f"NVRM: GPU 0000:9b:00.0: {fallen}"), syslog(f"NVRM: Xid (PCI:0000:9b:00): 79, pid=1, {fallen}")]
+    assert codes(gather(read_lines(*lines))) == ["xid:79"]
+    assert codes(gather(read_lines(*lines, *(line.replace("9b:00", "9c:00") for line in lines)))) == ["xid:79"] * 2
+    ring = [f"[55.{place}] {line.partition('kernel: ')[2]}" for place, line in enumerate(lines)]
+    assert codes(gather(read_lines(*ring, ring[0].replace("55", "70")))) == ["xid:79"] * 2
+
+
+def test_addresses_become_uuids_where_the_same_host_tells_both() -> None:
+    found = gather([event(), event(host="n2"), identity(UUID, None)])
+    assert {(one.host, one.device) for one in found} == {("n1", UUID), ("n2", "0000:9b:00")}
+    assert "identity:pci" in codes(gather([event(), identity(UUID, None)], identities=True))
+    replaced = gather([event(-60), event(60), identity(UUID, -90), identity(OTHER, 0)])
+    assert [one.device for one in replaced] == [UUID, OTHER]
+    nameless = [event(host="", origin="a"), event(1, host="", origin="b"), identity(UUID, None, host="", origin="a")]
+    assert [one.device for one in gather(nameless)] == [UUID, "0000:9b:00"]
+
+
+def test_our_own_output_is_a_source_again(tmp_path: Path) -> None:
+    first = gather([event(), event(5), no_evidence("nvml", "nvml:absent", "no driver")])
+    for details in (False, True):
+        file = tmp_path / f"list-{details}.json"
+        file.write_text(json.dumps([one.to_json(details=details) for one in first], indent=2))
+        again = gather(detect.read(file, now=NOW))
+        assert [one.to_json() for one in again] == [one.to_json() for one in first]
+        both = gather(chain([event(), event(5)], detect.read(file, now=NOW)))
+        assert codes(both) == ["xid:63", "xid:63", "nvml:absent"]
+        file.write_text(file.read_text()[:-150])
+        assert codes(gather(detect.read(file, now=NOW)))[:2] == ["xid:63"] * 2
+        assert "signals:damaged" in codes(detect.read(file, now=NOW))
+    (tmp_path / "none.json").write_text("[]")
+    assert list(detect.read(tmp_path / "none.json")) == []
+
+
+def test_order_and_window() -> None:
+    silent = no_evidence("nvml", "nvml:absent", "no driver")
+    undated = replace(event(), time=None)
+    found = gather([silent, undated, event(9), event(-9)])
+    assert [(one.kind, one.time is None) for one in found] == [
+        ("memory", False),
+        ("memory", False),
+        ("memory", True),
+        ("no-evidence", True),
+    ]
+    assert found[0].time == event(-9).time
+    near = within(found, NOW, timedelta(seconds=5), timedelta(seconds=10))
+    assert [one.time for one in near] == [event(9).time, None, None]
+
+
+def test_the_newest_are_kept_and_the_others_counted() -> None:
+    events = [event(second, evidence=f"words {second}") for second in range(module.EVENTS_MAX + 50)]
+    copies = [replace(one, origin="copy") for one in events]
+    for order in (events, events[::-1], events + copies):
+        found = gather(order)
+        assert len(found) == module.EVENTS_MAX
+        assert {one.time for one in found} == {one.time for one in events[50:]}
+        assert "more than 1000" in found[-1].reason
+        assert "at least 50 older ones" in found[-1].reason
+
+
+def test_the_number_of_kinds_is_bounded() -> None:
+    found = gather(event(device=f"0000:{number:05x}") for number in range(module.GROUPS_MAX + 7))
+    assert len(found) == module.GROUPS_MAX + 1
+    assert found[-1].code == "signals:too-many"
+    assert "7 signals" in found[-1].reason
+
+
+def million() -> Iterator[bytes]:
+    """10^6 lines, of which 5,000 are events of one device."""
+    for number in range(1_000_000):
+        if number % 200 == 0:
+            day, second = divmod(number, 86_400)
+            stamp = f"Nov {1 + day:2d} {second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+            yield f"{stamp} n1 kernel: NVRM: Xid (PCI:0000:9b:00): 63, pid={number}, words".encode()
+        else:
+            yield b"Nov 28 10:00:00 n1 systemd[1]: Started a session of somebody. Words to fill the line up to its length"
+
+
+_READ_MILLION = """
+import resource, sys
+from bitwitness.fleet.signals import kernel
+from bitwitness.fleet.signals.gather import gather
+from bitwitness.fleet.signals.times import Clock
+from tests.fleet.signals.lines import NOW
+from tests.fleet.signals.test_gather import million
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = gather(kernel.read(million(), Clock(NOW), origin="log"))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sys.stdout.write(f"{len(found)} {after - before} {found[-1].reason}")
+"""
+
+
+def test_a_million_lines_in_bounded_memory() -> None:
+    """In a process of its own, whose highest memory nobody else has raised."""
+    done = subprocess.run([sys.executable, "-c", _READ_MILLION], capture_output=True, text=True, check=True)
+    count, kibibytes, reason = done.stdout.split(" ", 2)
+    assert int(count) == module.EVENTS_MAX
+    assert "at least 4000 older" in reason
+    assert int(kibibytes) < 16 * 1024
