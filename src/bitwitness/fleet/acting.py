@@ -213,7 +213,7 @@ class Actor:
                 self._book.set_outcome(intent.key, "not ours", text)
             self._held(kept, "not-ours", text, final=True)
         elif landed == "yes":
-            self._finish(kept, intent, "done", f"{act.node} is {now.raw or now.service}: {now.reason or act.kind}")
+            self._finish(kept, intent, "done", f"{act.node} is {now.raw or now.service}")
         elif intent.outcome == "unclear":
             self._expire(intent, kept)
         elif intent.tried < _SHOWN[act.kind] and (repeatable or intent.process == self._process):

@@ -13,7 +13,7 @@ import secrets
 import socket
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, RunFilesError
@@ -110,8 +110,13 @@ class Controller:
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
-    def run(self, stop: threading.Event, every: float = 2.0) -> None:
+    def run(self, stop: threading.Event, every: float = 2.0, after: Callable[[Controller], None] | None = None) -> None:
         """Round after round until it is told to stop.
+
+        Args:
+            stop: set by whoever wants it to stop; the round that is under way is ended.
+            every: seconds between two rounds.
+            after: called after each round.
 
         Raises:
             RunFilesError: the database is damaged. One that only cannot be written for now is waited for, loudly.
@@ -121,12 +126,19 @@ class Controller:
             try:
                 self.round()
                 failures = 0
+                if after is not None:
+                    after(self)
             except RunFilesError as error:
                 if isinstance(error.__cause__, sqlite3.DatabaseError) and not _may_pass(error.__cause__):
                     raise
                 failures += 1
                 logger.error("this round could not be noted, and is tried again: %s", error)  # noqa: TRY400 - it says all there is
-            stop.wait(0.0 if self.backlog and not failures else min(_LONGEST_WAIT, every * 2 ** min(failures, 6)))
+            wait = min(_LONGEST_WAIT, every * float(1 << min(failures, 6)))
+            stop.wait(0.0 if self.backlog and not failures else wait)
+        self.stopped()
+
+    def stopped(self) -> None:
+        """Note that it ends because it was told to."""
         with self.state.change():
             self.state.note("stopped", f"the controller on {socket.gethostname()}, pid {os.getpid()}, as it was told")
             self.state.set_about(stopped=self.state.stamp())

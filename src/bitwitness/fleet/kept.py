@@ -228,15 +228,22 @@ class Book:
         )
 
     def proposals(
-        self, *, statuses: Sequence[str] = (), node: str = "", incident: str = "", key: int = 0, pending: bool = False
+        self,
+        *,
+        statuses: Sequence[str] = (),
+        node: str = "",
+        incident: str = "",
+        key: int = 0,
+        pending: bool = False,
+        last: int = 0,
     ) -> list[Kept]:
-        """Proposals, oldest first. `pending`: only those that are looked at again."""
+        """Proposals, oldest first. `pending`: only those that are looked at again; `last`: those that changed last."""
         marks = ",".join("?" * len(statuses))
         rows = self.state.read(
             "SELECT key, number, record, made, boot, ticks, status, hold, why, attempts, due, updated, final FROM proposals "  # noqa: S608
             f"WHERE (? OR status IN ({marks})) AND (? = '' OR node = ?) AND (? = '' OR incident = ?) "
-            "AND (? = 0 OR key = ?) AND (NOT ? OR (final = 0 AND act IS NOT NULL)) ORDER BY key",
-            (not statuses, *statuses, node, node, incident, incident, key, key, pending),
+            "AND (? = 0 OR key = ?) AND (NOT ? OR (final = 0 AND act IS NOT NULL)) ORDER BY CASE WHEN ? THEN updated END DESC, key LIMIT ?",
+            (not statuses, *statuses, node, node, incident, incident, key, key, pending, last > 0, last or -1),
         )
         return [self._kept(row) for row in rows]
 

@@ -67,13 +67,14 @@ class State:
         folder: in which it lies; made where it does not exist, if `create`.
         clock: the time.
         create: make an empty one where there is none.
+        check: look through the whole file for damage; whoever reads often may leave that out.
 
     Raises:
         RunFilesError: it is damaged, of something else, of another version, or cannot be read or written; nothing is changed.
         ConfigurationError: there is none, and none is to be made.
     """
 
-    def __init__(self, folder: Path, *, clock: Clock | None = None, create: bool = True) -> None:
+    def __init__(self, folder: Path, *, clock: Clock | None = None, create: bool = True, check: bool = True) -> None:
         self.folder, self.path = folder, folder / NAME
         self.clock = clock or Clock()
         if not self.path.exists():
@@ -81,7 +82,7 @@ class State:
         if self.path.stat().st_size == 0:
             raise RunFilesError(f"{self.path} is empty, so what was in it is lost: {_MEND}")
         self._inode = self.path.stat().st_ino
-        self._connection = self._open()
+        self._connection = self._open(check)
 
     def _begin(self, create: bool) -> None:
         """Make the file under another name first: one that is there under its own is whole."""
@@ -111,7 +112,7 @@ class State:
         finally:
             new.unlink(missing_ok=True)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, check: bool) -> sqlite3.Connection:
         try:
             # Opened and closed by one thread, but the one that closes may be another.
             connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
@@ -124,7 +125,7 @@ class State:
                 raise RunFilesError(
                     f"{self.path} has schema {about.get('schema')}, this version reads {SCHEMA}: use the version that wrote it"
                 )
-            said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+            said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")] if check else ["ok"]
             if said != ["ok"]:
                 raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
             connection.execute("PRAGMA journal_mode=WAL")
@@ -230,14 +231,22 @@ class State:
         row = (self.stamp(), who, what, incident, node, text, json.dumps(dict(record or {})))
         self.write("INSERT INTO audit (time, who, what, incident, node, text, record) VALUES (?,?,?,?,?,?,?)", row)
 
-    def history(self, *, node: str = "", incident: str = "", last: int = 0) -> list[Entry]:
-        """The audit trail, oldest first: of a node or an incident where one is given, and only the last so many lines."""
+    def history(self, *, node: str = "", incident: str = "", what: str = "", last: int = 0) -> list[Entry]:
+        """The audit trail, oldest first: of a node, an incident or a kind where one is given, and only the last so many lines."""
         rows = self.read(
             "SELECT number, time, who, what, incident, node, text, record FROM audit "
-            "WHERE (? = '' OR node = ?) AND (? = '' OR incident = ?) ORDER BY number DESC LIMIT ?",
-            (node, node, incident, incident, last or -1),
+            "WHERE (? = '' OR node = ?) AND (? = '' OR incident = ?) AND (? = '' OR what = ?) ORDER BY number DESC LIMIT ?",
+            (node, node, incident, incident, what, what, last or -1),
         )
         return [_entry(*row) for row in reversed(rows)]
+
+    def news(self, after: int) -> list[Entry]:
+        """The lines of the audit trail after this number."""
+        rows = self.read(
+            "SELECT number, time, who, what, incident, node, text, record FROM audit WHERE number > ? ORDER BY number",
+            (after,),
+        )
+        return [_entry(*row) for row in rows]
 
     # What is said once ------------------------------------------------------------------------------------------------
 

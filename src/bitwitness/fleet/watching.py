@@ -6,12 +6,14 @@ are each said once, and everything else goes on.
 
 from __future__ import annotations
 
+import glob
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
@@ -139,24 +141,28 @@ class SignalReader:
             except ConfigurationError as error:
                 found.append(no_evidence("logs", "logs:node", str(error)))
                 continue
-            for path in self._files(incident, node):
-                found += self._bounded("logs", node, str(path), partial(self._log, path, node))
+            for pattern in self._patterns(incident, node):
+                found += self._bounded("logs", node, pattern, partial(self._logs, pattern, node))
             if self._policy.metrics:
                 read = partial(self._metrics, node, named[0].moment)
                 found += self._bounded("metrics", node, self._policy.metrics, read)
         return gather(found, identities=True)[-_MOST_SIGNALS:]
 
-    def _files(self, incident: Incident, node: str) -> Iterator[Path]:
+    def _patterns(self, incident: Incident, node: str) -> Iterator[str]:
         for pattern in self._policy.logs:
-            yield Path(pattern.replace("{node}", node))
+            yield pattern.replace("{node}", node)
         beside = incident.path.parent.parent / "signals" / node
         if beside.is_dir():
-            yield from sorted(path for path in beside.iterdir() if path.is_file())[:_MOST_FILES]
+            yield f"{glob.escape(str(beside))}/*"
 
-    def _log(self, path: Path, node: str) -> Iterable[Signal]:
-        from bitwitness.fleet.signals.detect import read  # noqa: PLC0415 - readers are many, and most runs have no logs
+    def _logs(self, pattern: str, node: str) -> Iterable[Signal]:
+        from bitwitness.fleet.signals.detect import read_all  # noqa: PLC0415 - readers are many, and most runs have no logs
 
-        return read(path, zone=self._zone, host=node)
+        paths = [Path(name) for name in islice(glob.iglob(pattern), _MOST_FILES)]  # noqa: PTH207 - the pattern is absolute
+        if not paths:
+            why = f"no file is called {pattern}"
+            return [no_evidence("logs", "logs:absent", why, origin=pattern, host=node)]
+        return read_all(paths, zone=self._zone, host=node)
 
     def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.metrics import query  # noqa: PLC0415 - needs an extra

@@ -1,0 +1,104 @@
+"""`bitwitness fleet clear`: the undo of what `fleet watch` did, by a person, with a reason that stays in the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from bitwitness.cli.fleet_watch import INBOX, STATE
+from bitwitness.cli.output import console, print_json, styled
+from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.fleet.clearing import Cleared
+from bitwitness.fleet.clearing import clear as return_to_service
+from bitwitness.fleet.clusters.base import valid_node
+from bitwitness.fleet.clusters.settings import cluster_of
+from bitwitness.fleet.notify import notifiers
+from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.state import State
+from bitwitness.fleet.view import sources
+from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles.quarantine import who_asks
+
+
+@click.command()
+@click.argument("node", metavar="NODE")
+@click.option("--why", required=True, metavar="TEXT", help="What was repaired or found out; it is logged.")
+@click.option("--state", "folder", type=GIVEN_PATH, default=STATE, show_default=True, help="Of the controller.")
+@click.option("--policy", "policy_file", type=GIVEN_PATH, metavar="FILE", help="Default: the controller's.")
+@click.option(
+    "--quarantine", is_flag=True, help="Also take the node and its devices out of the quarantines of the runs."
+)
+@click.option("--dry-run", is_flag=True, help="Print the exact calls, and touch nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def clear(
+    node: str, why: str, folder: Path, policy_file: Path | None, quarantine: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Return NODE to service, if bitwitness took it out; its strikes are forgotten and its devices may come back.
+
+    What somebody else took out is theirs to return. Whatever still waited for the node is closed.
+    """
+    valid_node(node)
+    with State(folder, create=False) as state:
+        known = sources(state.about())
+        runs = [Path(path) for path in known.get("runs", ())]
+        parents = [Path(path) for path in known.get("parents", ())] + [folder / INBOX]
+        policy = _policy(policy_file, state.about().get("policy", ""), known.get("cluster"))
+        cluster = cluster_of(policy, runs, parents)
+        told = tuple(one.name for one in notifiers(policy.notify))
+        done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run)
+        freed = _from_quarantines(node, done, why, [*runs, *_below(parents)], dry_run) if quarantine else []
+    _show(done, freed, quarantine, dry_run, as_json)
+
+
+def _policy(given: Path | None, remembered: str, cluster: object) -> FleetPolicy:
+    """As given, else the controller's file, else its cluster alone."""
+    if given is not None:
+        return FleetPolicy.load(given)
+    if remembered and Path(remembered).is_file():
+        return FleetPolicy.load(Path(remembered))
+    return replace(FleetPolicy(), cluster=cluster) if isinstance(cluster, dict) else FleetPolicy()
+
+
+def _below(parents: Sequence[Path]) -> list[Path]:
+    return [path for parent in parents if parent.is_dir() for path in sorted(parent.iterdir()) if path.is_dir()]
+
+
+def _from_quarantines(node: str, done: Cleared, why: str, runs: Sequence[Path], dry: bool) -> list[str]:
+    """Take the node and its devices out of the quarantines of runs; which were there."""
+    freed = []
+    for path in runs:
+        if not path.is_dir():
+            continue
+        file = RunFiles(path).quarantine
+        held = file.read()
+        own = {name for name, one in held.denied_devices.items() if one.node == node}
+        names = sorted({node, *done.devices, *own} & set(held.names()))
+        if names and not dry:
+            file.clear(names, reason=why)
+        freed += [f"{path}: {name}" for name in names]
+    return freed
+
+
+def _show(done: Cleared, freed: Sequence[str], quarantine: bool, dry: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"dry_run": dry, **done.to_json(), "quarantines": list(freed)})
+        return
+    screen = console()
+    for call in done.calls:
+        screen.print(styled(f"{'would call' if dry else 'called'}: {call}"), soft_wrap=True)
+    if dry and not done.calls:
+        screen.print(styled("nothing would be called: it is in service"))
+    for name in freed:
+        screen.print(styled(f"{'would leave' if dry else 'left'} quarantine: {name}"), soft_wrap=True)
+    if dry:
+        return
+    screen.print(styled(done.text, "green"))
+    if done.closed:
+        screen.print(styled(f"{done.closed} proposals that waited for it are closed"))
+    if not quarantine:
+        screen.print(
+            styled("Quarantines of runs are separate: --quarantine, or bitwitness quarantine clear RUN_DIR ...")
+        )

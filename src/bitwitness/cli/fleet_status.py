@@ -1,0 +1,88 @@
+"""`bitwitness fleet status`: what somebody who is woken at three must see, and nothing to be scrolled past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bitwitness.cli.fleet_watch import STATE
+from bitwitness.cli.output import console, print_json, print_list, styled
+from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.fleet.kept import Kept
+from bitwitness.fleet.state import State
+from bitwitness.fleet.view import Report, report
+
+_SHOWN = 30
+_LIVES = {"running": "green", "silent": "bold red", "stopped": "bold yellow", "never": "yellow"}
+_STYLES = {
+    "done": "green",
+    "already out": "green",
+    "held": "yellow",
+    "acting": "yellow",
+    "failed": "red",
+    "unclear": "bold red",
+    "expired": "red",
+}
+
+
+@click.command()
+@click.option("--state", "folder", type=GIVEN_PATH, default=STATE, show_default=True, help="Of the controller.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(folder: Path, as_json: bool) -> None:
+    """Say whether the controller is alive, what it may still do, where every node stands, and what to do now."""
+    with State(folder, create=False) as state:
+        found = report(state)
+    if as_json:
+        print_json({"state": str(folder), **found.to_json()})
+    else:
+        _show(found, console(), folder)
+
+
+def _show(found: Report, screen: Console, folder: Path) -> None:
+    screen.print(styled(f"{found.life.upper()}: {found.text}", _LIVES[found.life]), soft_wrap=True)
+    mode = found.about.get("mode", "observe")
+    budget = found.budget
+    screen.print(styled(f"mode      {mode}{': no node is touched' if mode == 'observe' else ''}"))
+    until = f"; the next at {budget['free_at']}" if budget["free_at"] else ""
+    limit = f"{budget['left']} of {budget['limit']} nodes may be touched within this hour{until}"
+    screen.print(styled(f"budget    {limit}, and {budget['cluster_share']:.0%} of all may be out"), soft_wrap=True)
+    counted = ", ".join(f"{count} {status}" for status, count in found.incidents.items()) or "none"
+    screen.print(styled(f"incidents {counted}"))
+    if found.todo:
+        screen.print("\nWhat to do now", style="bold")
+        for number, text in enumerate(found.todo, 1):
+            screen.print(styled(f"  {number}. {text}"), soft_wrap=True)
+    elif found.life == "running":
+        screen.print()
+        screen.print(styled("Nothing is to be done by you now.", "green"))
+    # One row a node, except what nobody is named in: the last that happened there.
+    nodes = {one.proposal.node: one for one in found.proposals if one.proposal.node}
+    if nodes:
+        screen.print("\nNodes", style="bold")
+        print_list(_table(list(nodes.values())[-_SHOWN:]), screen)
+        if len(nodes) > _SHOWN:
+            screen.print(styled(f"  and {len(nodes) - _SHOWN} more: --json has all of them"))
+    for row in found.requeues:
+        screen.print(
+            styled(f"job {row.job} is to be started again (incident {row.incident}): {row.why}"), soft_wrap=True
+        )
+    if found.messages["waiting"]:
+        screen.print(styled(f"{found.messages['waiting']} messages wait to be delivered"))
+    screen.print(styled(f"More: bitwitness fleet history --state {folder} [--node NODE]", "dim"), soft_wrap=True)
+
+
+def _table(rows: list[Kept]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for column in ("node", "proposed", "sure", "stands", "since", "incident", "why"):
+        table.add_column(column, header_style="dim", overflow="fold")
+    for one in rows:
+        what = one.proposal
+        stands = f"{one.status} ({one.hold})" if one.status == "held" else one.status
+        cells = (what.node, what.action, what.confidence, stands, one.updated, what.incident, one.why or what.reason)
+        table.add_row(
+            *(styled(cell, _STYLES.get(one.status, "") if number == 3 else "") for number, cell in enumerate(cells))
+        )
+    return table

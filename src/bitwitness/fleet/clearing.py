@@ -1,0 +1,120 @@
+"""Returning a node to service, which is always a person's decision: only what bitwitness took out, and with a reason.
+
+What still waits for the node is closed first: a controller that runs beside must not take it out again because of an incident
+that the person has just answered. Its strikes are forgotten, and its devices may come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters.base import Act, Call, Cluster, NodeState, one_line, valid_node
+from bitwitness.fleet.controller import CONDEMNED
+from bitwitness.fleet.identity import write_condemned
+from bitwitness.fleet.kept import OPEN, Book
+from bitwitness.fleet.notify import About, compose_clear
+from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What was done, or would be."""
+
+    node: str
+    calls: tuple[Call, ...]
+    closed: int
+    devices: tuple[str, ...]
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values."""
+        calls = [str(call) for call in self.calls]
+        return {
+            "node": self.node,
+            "calls": calls,
+            "closed": self.closed,
+            "devices": list(self.devices),
+            "text": self.text,
+        }
+
+
+def clear(
+    state: State, cluster: Cluster, node: str, why: str, who: str, *, notifiers: tuple[str, ...] = (), dry: bool = False
+) -> Cleared:
+    """Return a node to service.
+
+    Args:
+        state: of the controller, which may be running.
+        cluster: that has the node.
+        node: its name.
+        why: what was repaired or found out.
+        who: whoever asks.
+        notifiers: names of those who are told.
+        dry: only say what would be done.
+
+    Raises:
+        ConfigurationError: there is no reason, no such node, or somebody else took it out.
+        ClusterError: the cluster did not do it, or does not show it.
+    """
+    if not why.strip():
+        raise ConfigurationError("returning a node needs a reason: what was repaired or found out?")
+    before = cluster.look(valid_node(node))
+    _refuse(before)
+    book = Book(state)
+    act = Act("clear", node, "", one_line(why))
+    calls = cluster.plan(act, before)
+    waiting = [
+        one for one in book.proposals(statuses=OPEN, node=node) if one.proposal.act is not None and not one.final
+    ]
+    devices = tuple(dict.fromkeys(device for one in book.proposals(node=node) for device in one.proposal.devices))
+    done = Cleared(node, calls, len(waiting), devices, f"{node} is in service again")
+    if dry:
+        return done
+    record = {"calls": [str(call) for call in calls], "before": before.raw, "reason": before.reason}
+    with state.change():
+        state.note("clear", why, node=node, who=who, record=record)
+        for kept in waiting:
+            book.set_status(kept.key, "cleared", f"{who} returned the node: {why}", final=True)
+        for intent in book.intents(unsettled=True, node=node):
+            book.set_outcome(intent.key, "cleared", f"{who} returned the node: {why}")
+    try:
+        for call in calls:
+            cluster.carry_out(call)
+        now = cluster.look(node)
+        landed = cluster.landed(act, before, now)
+        if landed != "yes":
+            raise ClusterError(
+                f"{node} does not show that it is in service: it is {now.raw or now.service} ({now.reason or 'no reason'})"
+            )
+    except ClusterError as error:
+        with state.change():
+            state.note("clear failed", str(error), node=node, who=who)
+        raise
+    _forget(state, book, done, who, why, notifiers)
+    return done
+
+
+def _refuse(state: NodeState) -> None:
+    if state.service == "absent":
+        raise ConfigurationError(f"the cluster has no node {state.node}")
+    if state.service == "unknown":
+        raise ClusterError(f"the cluster does not tell whether {state.node} is in service ({state.raw}): try again")
+    if state.service != "in" and not state.ours:
+        whose = f" by {state.reason_by}" if state.reason_by else ""
+        raise ConfigurationError(
+            f"{state.node} was taken out{whose}, not by bitwitness (reason: {state.reason or 'none'}): only they return it"
+        )
+
+
+def _forget(state: State, book: Book, done: Cleared, who: str, why: str, notifiers: tuple[str, ...]) -> None:
+    with state.change():
+        book.forget(done.node, done.devices)
+        for key in state.said(f"told:{done.node}:"):
+            state.unsay(key)
+        state.note("cleared", why, node=done.node, who=who, record={"devices": list(done.devices)})
+        about = About(state.stamp(), "", state=str(state.folder))
+        Outbox(state, notifiers).put(compose_clear(done.node, who, why, about))
+    write_condemned(state.folder / CONDEMNED, book.condemned())

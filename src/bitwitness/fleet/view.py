@@ -1,0 +1,234 @@
+"""What a person sees of a controller: is it alive, what may it still do, what stands where, and what is to be done now.
+
+Computed from the database alone, so that it is as right beside a controller that hangs as beside one that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from bitwitness.fleet.acting import HOUR
+from bitwitness.fleet.clock import moment
+from bitwitness.fleet.kept import Book, Kept, Requeue
+from bitwitness.fleet.notify import undo_command
+from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.state import State
+
+SILENT_AFTER = timedelta(minutes=2)
+"""Without a round for so long, a controller that should run does not."""
+RECENT = timedelta(days=7)
+_PERSON = ("unclear", "failed", "expired")
+_LIMIT = 12
+
+Life = Literal["running", "silent", "stopped", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A controller at one moment.
+
+    Attributes:
+        life: `running`; `silent` where it should do rounds and does not; `stopped` as it was told; `never` where it did none.
+        text: the same in a sentence.
+        about: what it said of itself: mode, cluster, host, pid, ...
+        last_round: when the last round ended, or "".
+        budget: of nodes within an hour: `limit`, `used`, `left`, and `free_at` where none is left.
+        incidents: status of the verdict -> how many.
+        proposals: those that wait, and what became of others lately; newest last.
+        requeues: jobs that are to be started again.
+        returns: condemned devices that came back.
+        troubles: what is wrong with what is watched, since when.
+        messages: how many wait to be delivered.
+        todo: what a person should do now, the most urgent first.
+    """
+
+    life: Life
+    text: str
+    about: dict[str, str]
+    last_round: str
+    budget: dict[str, Any]
+    incidents: dict[str, int]
+    proposals: tuple[Kept, ...]
+    requeues: tuple[Requeue, ...]
+    returns: tuple[dict[str, str], ...]
+    troubles: tuple[tuple[str, str], ...]
+    messages: dict[str, Any]
+    todo: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values."""
+        return {
+            "controller": {
+                "life": self.life,
+                "text": self.text,
+                "last_round": self.last_round or None,
+                **_public(self.about),
+            },
+            "budget": self.budget,
+            "incidents": self.incidents,
+            "proposals": [one.to_json() for one in self.proposals],
+            "requeues": [
+                {
+                    "incident": one.incident,
+                    "job": one.job,
+                    "nodes": list(one.nodes),
+                    "status": one.status,
+                    "why": one.why,
+                }
+                for one in self.requeues
+            ],
+            "returns": list(self.returns),
+            "troubles": [{"since": since, "text": text} for since, text in self.troubles],
+            "messages": self.messages,
+            "todo": list(self.todo),
+        }
+
+
+def _public(about: dict[str, str]) -> dict[str, str]:
+    return {
+        name: about[name]
+        for name in ("mode", "cluster", "host", "pid", "started", "policy", "owner")
+        if about.get(name)
+    }
+
+
+def report(state: State, now: datetime | None = None) -> Report:
+    """The controller now."""
+    now = now or state.clock.now()
+    book, about = Book(state), state.about()
+    kept = _with_cleared([one for one in book.proposals() if _is_shown(one, now)], state)
+    life, text = _life(about, now)
+    troubles = tuple((since, said) for key, (said, since) in state.said().items() if not key.startswith("told:"))
+    returns, messages = tuple(book.returns()), Outbox(state, ()).waiting()
+    budget = _budget(book, about, now)
+    requeues = tuple(book.requeues())
+    found = Report(
+        life,
+        text,
+        about,
+        about.get("round", ""),
+        budget,
+        book.incidents(),
+        tuple(kept),
+        requeues,
+        returns,
+        troubles,
+        messages,
+        (),
+    )
+    return Report(
+        **{name: getattr(found, name) for name in Report.__slots__ if name != "todo"}, todo=tuple(_todo(found, state))
+    )
+
+
+def _is_shown(one: Kept, now: datetime) -> bool:
+    return (not one.final and one.proposal.act is not None) or now - moment(one.updated) < RECENT
+
+
+def _with_cleared(kept: Sequence[Kept], state: State) -> list[Kept]:
+    """What a person has returned to service since is not out any more."""
+    cleared = {one.node: one for one in state.history(what="cleared")}
+    shown = []
+    for one in kept:
+        by = cleared.get(one.proposal.node)
+        if by is not None and by.time >= one.updated and one.status in ("done", "already out"):
+            why = f"returned to service by {by.who}: {by.text}"
+            shown.append(replace(one, status="cleared", why=why, updated=by.time))
+        else:
+            shown.append(one)
+    return shown
+
+
+def _life(about: dict[str, str], now: datetime) -> tuple[Life, str]:
+    where = f"on {about.get('host', '?')}, pid {about.get('pid', '?')}"
+    if not about.get("started"):
+        return "never", "no controller has run with this state yet"
+    if about.get("stopped"):
+        return "stopped", f"the controller {where} was stopped at {about['stopped']}: nothing is watched"
+    last = max(moment(about["started"]), moment(about["round"]) if about.get("round") else moment(about["started"]))
+    age = max(0.0, (now - last).total_seconds())
+    if now - last > SILENT_AFTER:
+        return (
+            "silent",
+            f"the controller {where} has done no round for {_length(age)}: it hangs, was killed, or cannot write its state",
+        )
+    return "running", f"the controller {where} does its rounds, the last {age:.0f} s ago"
+
+
+def _length(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _budget(book: Book, about: dict[str, str], now: datetime) -> dict[str, Any]:
+    limit = int(about.get("nodes_per_hour") or 0)
+    last: dict[str, datetime] = {}
+    for when, node in book.acted(HOUR):
+        last[node] = max(when, last.get(node, when))
+    left = max(0, limit - len(last))
+    free = sorted(last.values())[len(last) - limit] + HOUR if not left and limit else None
+    return {
+        "limit": limit,
+        "used": len(last),
+        "left": left,
+        "free_at": None if free is None else free.isoformat(timespec="seconds"),
+        "cluster_share": float(about.get("cluster_share") or 0),
+    }
+
+
+# What to do -----------------------------------------------------------------------------------------------------------
+
+
+def _todo(found: Report, state: State) -> Iterator[str]:
+    """The most urgent first. Every sentence says what to do, not only what is wrong."""
+    folder = shlex.quote(str(state.folder))
+    if found.life in ("silent", "stopped", "never"):
+        again = f"{'start' if found.life == 'silent' else 'Start'} it again: bitwitness fleet watch RUN_DIR... --state {folder}"
+        yield f"{found.text}. {'Look at its log, end it if it hangs, and ' if found.life == 'silent' else ''}{again}"
+    for one in found.returns[:_LIMIT]:
+        yield f"{one['text']}. Take {one['node']} out, or if it was repaired: {undo_command(one['node'], str(state.folder))}"
+    shown = 0
+    for kept in found.proposals:
+        text = _advice(kept)
+        if text and shown < _LIMIT:
+            shown += 1
+            yield text
+    for since, text in found.troubles[:_LIMIT]:
+        yield f"since {since}: {text}"
+    waiting = found.messages
+    if waiting["failed"]:
+        yield f"{waiting['failed']} messages could not be delivered, so people may not know: {waiting['error']}"
+
+
+def _advice(kept: Kept) -> str:
+    """What a person should do about one proposal; "" where nothing."""
+    one, node = kept.proposal, kept.proposal.node
+    if kept.status == "unclear":
+        return f"{node}: look whether the {one.act} happened, and finish it or `fleet clear` it by hand ({kept.why})"
+    if kept.status == "failed":
+        return f"{node}: the cluster does not take it out ({kept.why}); take it out by hand if it goes on"
+    if kept.status == "expired":
+        return f"{node}: it is still in service although {one.reason}"
+    if kept.hold in ("not-ours", "protected"):
+        return f"{node}: {kept.why}; a person must decide, because {one.reason}"
+    if kept.hold == "cluster":
+        return f"{node}: {kept.why}"
+    if one.action == "contact" and kept.status == "nothing":
+        return f"incident {one.incident}: {one.reason}"
+    return ""
+
+
+def sources(about: dict[str, str]) -> dict[str, Any]:
+    """What the controller was started with: `runs`, `parents`, `cluster` (settings) and `policy` (file), as far as it said so."""
+    try:
+        value = json.loads(about.get("sources", "{}"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
