@@ -310,14 +310,18 @@ def test_a_mail_arrives_with_one_subject_and_nothing_smuggled_in() -> None:
     assert mail.get_content().splitlines() == message.text.splitlines()
 
 
-def test_a_subject_that_was_made_elsewhere_smuggles_nothing_in() -> None:
+def test_a_message_that_was_made_elsewhere_smuggles_nothing_in(sink: Sink) -> None:
     box = Mailbox()
+    evil = Message(
+        "trouble/ö \r\nX: y\ud800", TIME, "warning", "x\r\nBcc: evil@example.org", "a\x1bb\ud800", {"a": "\ud800"}
+    )
+    assert (evil.subject, evil.text) == ("x  Bcc: evil@example.org", "a b ")
     with mail_server(box) as port:
-        (notifier,) = notifiers([mail_settings(port)])
-        evil = replace(compose(PROPOSAL, "done", "", ABOUT), subject="x\r\nBcc: evil@example.org")
-        with pytest.raises(ClusterError, match="not delivered"):
+        for notifier in notifiers([mail_settings(port), {"kind": "webhook", "url": sink.address}]):
             notifier.send(evil)
-    assert box.got == []
+    assert box.got[0][2]["Bcc"] is None
+    assert box.got[0][1] == ["ops@example.org", "night@example.org"]
+    assert "x" not in sink.got[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -435,3 +439,12 @@ def test_the_protocol_is_kept() -> None:
     assert [one.name for one in made] == ["webhook x", "email 127.0.0.1"]
     assert isinstance(made[1], Email)
     assert notifiers([]) == []
+
+
+def test_two_rooms_of_one_chat_need_names(tmp_path: Path) -> None:
+    """Messages wait under the name: with one name, one room would get those of both."""
+    rooms = [{"kind": "slack", "url": f"https://chat.example/{room}"} for room in "ab"]
+    with pytest.raises(ConfigurationError, match=r"slack chat\.example is there twice"):
+        notifiers(rooms)
+    named = notifiers([rooms[0], rooms[1] | {"name": "night shift", "severity": "critical"}])
+    assert [one.name for one in named] == ["slack chat.example", "night shift"]

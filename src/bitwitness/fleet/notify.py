@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import shlex
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import one_line
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ class Message:
         id: the same whenever the same is told; whoever has got it once ignores the second.
         time: UTC in ISO 8601.
         severity: `info`, `warning` or `critical`.
-        subject: one line of at most 120 characters.
-        text: all of it.
+        subject: one line of at most 120 characters; what is longer is cut, and what controls instead of shows is taken out.
+        text: all of it, likewise.
         record: the same for a program, JSON values.
     """
 
@@ -51,6 +53,13 @@ class Message:
     subject: str
     text: str
     record: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        text = clean(self.text)
+        if len(text) > _TEXT:
+            text = text[: _TEXT - 40] + "\n... (cut; the incident has all of it)"
+        object.__setattr__(self, "subject", one_line(clean(self.subject).replace("\n", " "), SUBJECT))
+        object.__setattr__(self, "text", text)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values, every field present."""
@@ -187,10 +196,8 @@ def clean(text: str) -> str:
 def _message(
     identity: str, time: str, severity: Severity, subject: str, parts: Sequence[str], record: Mapping[str, Any]
 ) -> Message:
-    text = clean("\n\n".join(part for part in parts if part))
-    text = text if len(text) <= _TEXT else text[: _TEXT - 40] + "\n... (cut; the incident has all of it)"
-    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    return Message(name, time, severity, one_line(clean(subject).replace("\n", " "), SUBJECT), text, record)
+    name = hashlib.sha256(identity.encode(errors="backslashreplace")).hexdigest()[:32]
+    return Message(name, time, severity, subject, "\n\n".join(part for part in parts if part), record)
 
 
 # The parts ----------------------------------------------------------------------------------------------------------
@@ -327,4 +334,10 @@ def notifiers(settings: Sequence[Mapping[str, Any]]) -> list[Notifier]:
     from bitwitness.fleet.senders import made  # noqa: PLC0415 - whoever only composes needs no client
 
     build: Callable[[Mapping[str, Any], str], Notifier] = made
-    return [build(one, f"[[notify]] number {number}") for number, one in enumerate(settings, 1)]
+    found = [build(one, f"[[notify]] number {number}") for number, one in enumerate(settings, 1)]
+    twice = sorted(name for name, count in Counter(one.name for one in found).items() if count > 1)
+    if twice:
+        raise ConfigurationError(
+            f"[[notify]]: {' and '.join(twice)} is there twice: give each a name of its own by `name`, by which its messages wait"
+        )
+    return found

@@ -36,6 +36,11 @@ LARGEST = 8 << 20
 """Bytes of one incident, as compact JSON; on 10,000 ranks it is a few MiB."""
 
 _DEEPEST = 40
+_MOST = 500_000
+"""Values in one incident: indented on disk, each takes a line, and what a body of commas becomes would fill it."""
+_LARGEST_NUMBER = 2**53
+_YEARS = range(2000, 2200)
+"""Of a time: whoever adds a day to one at the end of the calendar fails."""
 _HOUR = timedelta(hours=1)
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
@@ -58,7 +63,7 @@ class Limits:
     Attributes:
         per_hour: incidents stored in any hour; a job that reports more is in a loop.
         incidents: incidents in the folder.
-        bytes: in the folder.
+        bytes: in the folder; the last incident may go over it.
     """
 
     per_hour: int = 1000
@@ -120,11 +125,14 @@ def _finite(text: str) -> float:
 
 def _shallow(record: Any) -> None:
     """Refuse what is nested deeper than any incident is: whoever walks through it later may do so by recursion."""
-    level = [record]
+    level, count = [record], 0
     for _ in range(_DEEPEST):
         level = [item for value in level for item in _items(value)]
+        count += len(level)
         if not level:
             return
+        if count > _MOST:
+            raise ValueError(f"it has more than {_MOST} values")
     raise ValueError(f"it is nested more than {_DEEPEST} deep")
 
 
@@ -139,8 +147,10 @@ def _check(record: Mapping[str, Any]) -> None:
     """Raise whatever fits where a part is missing or of another kind."""
     if not isinstance(record["id"], str) or not _ID.fullmatch(record["id"]):
         raise Refused(400, f"{record['id']!r:.120} is no id of an incident, such as 20261129T093015Z-4be1d2")
-    if datetime.fromisoformat(record["time"]).tzinfo is None:
-        raise ValueError("its time has no zone")
+    datetime.strptime(record["id"][:16], "%Y%m%dT%H%M%S%z")
+    time = datetime.fromisoformat(record["time"])
+    if time.tzinfo is None or time.year not in _YEARS:
+        raise ValueError("its time has no zone, or is in another age")
     job = record.get("scheduler_job")
     if job and (not isinstance(job, str) or not _JOB.fullmatch(job)):
         raise Refused(400, f"{job!r:.120} is no job of a scheduler, such as slurm:1234")
@@ -149,8 +159,8 @@ def _check(record: Mapping[str, Any]) -> None:
     placement = _list(record["placement"])
     for place in placement:
         _whole(place["rank"], place["slot"])
-        _texts(place["node"], place["device"], place.get("model", ""), place.get("software", ""))
-        valid_node(place["node"])
+        _names(place["device"], place.get("model", ""), place.get("software", ""))
+        _node(place["node"])
     _check_verdict(record["verdict"], Topology.from_json(placement))
 
 
@@ -159,9 +169,11 @@ def _check_verdict(record: Mapping[str, Any], topology: Topology) -> None:
         _list(record.get(name, []))
     verdict = Verdict.from_json(record)
     _whole(verdict.step, *verdict.ranks, *verdict.candidates, *verdict.window)
-    _texts(verdict.reason, *verdict.nodes, *verdict.devices)
+    _names(*verdict.devices)
+    if not isinstance(verdict.reason, str) or len(verdict.reason) > 10_000:
+        raise TypeError(f"its reason is no text, or too long: {verdict.reason!r:.80}")
     for node in verdict.nodes:
-        valid_node(node)
+        _node(node)
     if verdict.status == "clean":
         raise ValueError("its verdict is clean: nothing has happened")
     if verdict.kind not in get_args(Kind) or any(one not in get_args(Persistence) for one in verdict.persistences):
@@ -176,6 +188,12 @@ def _check_verdict(record: Mapping[str, Any], topology: Topology) -> None:
         raise ValueError("its verdict names other devices than those of its ranks")
 
 
+def _node(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"no name of a node: {name!r:.80}")
+    valid_node(name)
+
+
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"no list: {value!r:.80}")
@@ -184,14 +202,14 @@ def _list(value: Any) -> list[Any]:
 
 def _whole(*values: Any) -> None:
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"no whole number: {value!r:.80}")
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST_NUMBER:
+            raise TypeError("no whole number, or one too large")
 
 
-def _texts(*values: Any) -> None:
+def _names(*values: Any) -> None:
     for value in values:
-        if not isinstance(value, str) or len(value) > 4000:
-            raise TypeError(f"no text, or too long: {value!r:.80}")
+        if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
+            raise TypeError(f"no name: {value!r:.80}")
 
 
 class Store:
@@ -230,9 +248,9 @@ class Store:
             if self._known(home / "incidents" / incident, record):
                 return "known", incident
             self._room(len(body))
-            self._write(home, incident, record)
+            size = self._write(home, incident, record)
             self._times.append(self._clock())
-            self._count, self._bytes = self._count + 1, self._bytes + len(body)
+            self._count, self._bytes = self._count + 1, self._bytes + size
         logger.info("incident %s of run %s came in and is stored", incident, run)
         return "stored", incident
 
@@ -276,7 +294,8 @@ class Store:
     def _is_full(self, size: int) -> bool:
         return self._count >= self.limits.incidents or self._bytes + size > self.limits.bytes
 
-    def _write(self, home: Path, incident: str, record: Mapping[str, Any]) -> None:
+    def _write(self, home: Path, incident: str, record: Mapping[str, Any]) -> int:
+        """Store it durably; the bytes that it takes."""
         files = RunFiles(home)
         try:
             new = not home.exists()
@@ -285,7 +304,7 @@ class Store:
                 sync_folder(home)
                 sync_folder(self.folder)
             shutil.rmtree(home / "incidents" / f".staging-{incident}", ignore_errors=True)  # of one who was killed
-            files.commit_incident(incident, record)
+            return (files.commit_incident(incident, record) / "incident.json").stat().st_size
         except (OSError, RunFilesError) as error:
             shutil.rmtree(home / "incidents" / f".staging-{incident}", ignore_errors=True)
             logger.error("incident %s could not be stored: %s", incident, error)  # noqa: TRY400 - the message has all

@@ -65,6 +65,7 @@ def made(settings: Mapping[str, Any], where: str) -> Notifier:
     if kind not in _KINDS:
         raise ConfigurationError(f"{where}: kind = {kind!r:.80}: there are {', '.join(sorted(_KINDS))}")
     notifier = _KINDS[kind](table)
+    notifier.name = table.text("name", notifier.name)
     least = table.text("severity", "info")
     if least not in SEVERITIES:
         raise ConfigurationError(
@@ -175,7 +176,7 @@ class Webhook:
     def send(self, message: Message) -> None:
         """Post it; 2xx is success, and the id lets the receiver drop what it has got already."""
         body = json.dumps(message.to_json()).encode()
-        headers = {"Idempotency-Key": message.id}
+        headers = {"Idempotency-Key": _key(message)}
         if self._secret:
             headers[SIGNATURE] = "sha256=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
         _post(self.name, self._url, body, headers)
@@ -311,11 +312,21 @@ class Email:
         mail["From"] = self._sender
         mail["To"] = ", ".join(self._to)
         mail["Date"] = format_datetime(datetime.fromisoformat(message.time))
-        mail["Message-ID"] = f"<{hashlib.sha256(message.id.encode()).hexdigest()[:32]}@bitwitness.invalid>"
+        mail["Message-ID"] = f"<{_digest(message)}@bitwitness.invalid>"
         mail["Auto-Submitted"] = "auto-generated"
         mail["X-Bitwitness-Severity"] = message.severity
         mail.set_content(message.text)
         return mail
+
+
+def _digest(message: Message) -> str:
+    return hashlib.sha256(message.id.encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def _key(message: Message) -> str:
+    """The id, where a header can hold it; a name of a folder may be in it."""
+    plain = 0 < len(message.id) <= 200 and all(0x21 <= ord(char) <= 0x7E for char in message.id)
+    return message.id if plain else _digest(message)
 
 
 def _is_loopback(host: str) -> bool:
@@ -325,4 +336,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-_KINDS: dict[str, Callable[[_Table], Notifier]] = {"webhook": Webhook.of, "slack": Slack.of, "email": Email.of}
+_KINDS: dict[str, Callable[[_Table], Webhook | Slack | Email]] = {
+    "webhook": Webhook.of,
+    "slack": Slack.of,
+    "email": Email.of,
+}
