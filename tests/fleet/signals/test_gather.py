@@ -168,7 +168,9 @@ sys.stdout.write(f"{len(found)} {after - before} {found[-1].reason}")
 
 def test_a_million_lines_in_bounded_memory() -> None:
     """In a process of its own, whose highest memory nobody else has raised."""
-    done = subprocess.run([sys.executable, "-c", _READ_MILLION], capture_output=True, text=True, check=True)
+    top = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-c", _READ_MILLION]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=top)
     count, kibibytes, reason = done.stdout.split(" ", 2)
     assert int(count) == module.EVENTS_MAX
     assert "at least 4000 older" in reason
