@@ -7,12 +7,12 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ import httpx
 import pytest
 import yaml
 
-from bitwitness.fleet.exposition import Exposition, Figures
+from bitwitness.fleet.exposition import Exposition
 from tests.fleet.test_exposition import FULL
-from tests.fleet.web import listening
+from tests.fleet.web import ID, TOKEN, body, headers, incident
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -119,20 +119,46 @@ def wait_for(client: httpx.Client, expression: str) -> dict[str, float]:
     raise AssertionError(f"{expression} has no value after 30 s")
 
 
-def test_a_real_prometheus_scrapes_us_and_alerts(tmp_path: Path) -> None:
+@contextmanager
+def watching(folder: Path) -> Iterator[httpx.Client]:
+    """A real controller with an inbox, as it is started by a service."""
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    command = [sys.executable, "-m", "bitwitness", "fleet", "watch", "--state", str(folder / "state"), "--every", "0.1"]
+    command += ["--listen", "127.0.0.1:0", "--token-file", str(token)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        try:
+            assert select.select([running.stderr], [], [], 60)[0], "the controller did not start"
+            said = running.stderr.readline()
+            assert said.startswith("listening on 127.0.0.1:"), said + running.stderr.read()
+            address = f"http://{said.split()[-1]}"
+            with httpx.Client(base_url=address, trust_env=False, timeout=20) as client:
+                yield client
+            running.send_signal(signal.SIGTERM)
+            out, err = running.communicate(timeout=30)
+            assert (running.returncode, TOKEN in out + err) == (0, False), err
+        finally:
+            running.kill()
+
+
+def test_a_real_prometheus_scrapes_a_real_controller_and_alerts(tmp_path: Path) -> None:
     program("prometheus")
-    now = datetime.now(UTC).timestamp()
-    figures = Figures(
-        mode="act", cluster="slurm", returned=1, started=now, last_round=now, incidents={"unattributed": 3}
-    )
-    with listening(None, figures) as (server, _), prometheus(tmp_path, f"127.0.0.1:{server.port}") as client:
-        found = wait_for(client, 'bitwitness_fleet_incidents_total{status="unattributed"}')
-        assert list(found.values()) == [3]
+    record = incident(status="unattributed", ranks=[], nodes=[], devices=[], persistences=[], persistence="unknown")
+    unattributed = 'bitwitness_fleet_incidents_total{status="unattributed"}'
+    with watching(tmp_path) as controller, prometheus(tmp_path, str(controller.base_url.netloc, "ascii")) as client:
+        assert list(wait_for(client, unattributed).values()) == [0]
         assert list(ask(client, 'up{job="bitwitness-fleet"}').values()) == [1]
-        assert list(ask(client, "bitwitness_fleet_info").values()) == [1]
-        fired = wait_for(client, 'ALERTS{alertname="BitwitnessCondemnedDeviceReturned", alertstate="firing"}')
-        assert list(fired.values()) == [1]
+        assert ask(client, 'ALERTS{alertname="BitwitnessIncidentUnattributed"}') == {}
+        assert controller.post("/incidents", content=body(record), headers=headers()).status_code == 201
+        assert list(wait_for(client, f"{unattributed} > 0").values()) == [1]
+        wait_for(client, 'ALERTS{alertname="BitwitnessIncidentUnattributed", alertstate="firing"}')
         assert ask(client, 'ALERTS{alertname="BitwitnessFleetSilent"}') == {}
+        assert controller.get("/healthz").json()["status"] == "ok"
+        page = controller.get("/").text
+        assert ID in page
+        assert "nobody is named" in page
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:

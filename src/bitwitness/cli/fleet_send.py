@@ -42,7 +42,7 @@ class _Sent:
 @click.command()
 @click.argument("path", type=GIVEN_PATH, metavar="INCIDENT_OR_RUN_DIR")
 @click.option(
-    "--to", "address", required=True, metavar="URL", help="Of the controller, e.g. https://fleet.example:9750."
+    "--to", "address", required=True, metavar="URL", help="Of the controller, e.g. https://fleet.example:9470."
 )
 @click.option("--token-file", required=True, type=GIVEN_PATH, help="Holds the token; only its owner may read it.")
 @click.option(
@@ -95,7 +95,7 @@ def _target(address: str) -> tuple[str, bool]:
     except (httpx.InvalidURL, UnicodeError, ValueError):
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
-        raise ConfigurationError("--to must be an http or https address such as https://fleet.example:9750")
+        raise ConfigurationError("--to must be an http or https address such as https://fleet.example:9470")
     path = url.path.rstrip("/")
     inbox = url.copy_with(path=path if path.endswith("/incidents") else f"{path}/incidents")
     return str(inbox), url.scheme == "https" or url.host in ("localhost", "127.0.0.1", "::1")

@@ -33,7 +33,8 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as missing:
-    raise MissingExtra(f"the inbox needs {missing.name}: pip install 'bitwitness[fleet]'") from missing
+    needed = str(missing.name).partition(".")[0]
+    raise MissingExtra(f"the inbox needs {needed}: pip install 'bitwitness[fleet]'") from missing
 
 logger = logging.getLogger(__name__)
 

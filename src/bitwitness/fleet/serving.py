@@ -19,7 +19,8 @@ try:
     from starlette.applications import Starlette
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as missing:
-    raise MissingExtra(f"the inbox needs {missing.name}: pip install 'bitwitness[fleet]'") from missing
+    needed = str(missing.name).partition(".")[0]
+    raise MissingExtra(f"the inbox needs {needed}: pip install 'bitwitness[fleet]'") from missing
 
 logger = logging.getLogger(__name__)
 
