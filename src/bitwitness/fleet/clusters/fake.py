@@ -127,11 +127,11 @@ class FakeCluster:
         """Do it, unless told to refuse."""
         _, kind, name, *rest = call.words
         with self._changing() as world:
-            world["calls"].append([kind, name, self._clock().isoformat()])
-            kill = _killing(world, kind, name)
+            kill = _killing(world)
         if kill == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         with self._changing() as world:
+            world["calls"].append([kind, name, self._clock().isoformat()])
             _refuse(world, name)
             if kind == "requeue":
                 _requeue(world, name, rest[1])
@@ -199,6 +199,11 @@ class FakeCluster:
             made = [(str(one[0]), str(one[1])) for one in world["calls"]]
         return [one for one in made if one[1] == (node or one[1]) and one[0] == (kind or one[0])]
 
+    def times(self) -> list[tuple[datetime, str]]:
+        """(when, node) of every call."""
+        with self._changing() as world:
+            return [(datetime.fromisoformat(str(when)), str(node)) for _, node, when in world["calls"]]
+
     def looks(self) -> int:
         """How often a node was looked at."""
         with self._changing() as world:
@@ -261,7 +266,7 @@ def _refuse(world: dict[str, Any], name: str) -> None:
         raise ClusterError(f"the fake cluster refuses what is asked about {name}, as it was told")
 
 
-def _killing(world: dict[str, Any], kind: str, name: str) -> When | None:
+def _killing(world: dict[str, Any]) -> When | None:
     when, calls = world["faults"].get("kill", (None, 0))
     if when is None:
         return None
