@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -194,7 +197,9 @@ def test_this_machine_by_its_journal(tmp_path: Path) -> None:
         str(tmp_path / "var/log/messages"),
         str(tmp_path / "var/log/kern.log.1"),
     }
-    assert len({replace(one, origin="").time for one in found}) == 1
+    assert {(one.host, one.time) for one in found} == {("n1", "2026-11-29T11:00:00.000Z")}
+    renamed = list(collect.read(now=NOW, zone=UTC, host="as-slurm-calls-it", here=machine))
+    assert {one.origin: one.host for one in renamed}["journalctl"] == "as-slurm-calls-it"
 
 
 def test_this_machine_without_a_journal(tmp_path: Path) -> None:
@@ -218,3 +223,67 @@ def test_this_machine_as_it_is() -> None:
     assert done.exit_code == 0, done.output
     sources = {one["source"] for one in json.loads(done.stdout)}
     assert {"edac", "nvml", "rasdaemon"} <= sources
+
+
+# Which reader a file is for -------------------------------------------------------------------------------------------
+
+_DIAGNOSTIC = {
+    "DCGM Diagnostic": {
+        "test_categories": [
+            {
+                "category": "Hardware",
+                "tests": [
+                    {
+                        "name": "memory",
+                        "results": [
+                            {
+                                "entity_group": "GPU",
+                                "entity_id": 3,
+                                "status": "Fail",
+                                "warnings": [
+                                    {"warning": "words", "error_id": 52, "error_category": 10, "error_severity": 2}
+                                ],
+                            }
+                        ],
+                    }
+                ],
+            }
+        ]
+    },
+    "metadata": {"version": "4.6.0"},
+}
+_LABELS = 'gpu="0",UUID="GPU-34d7319c-5b19-1e75-186d-c187099e4fe5",pci_bus_id="00000000:9B:00.0",Hostname="n1"'
+_SCRAPE = f"# TYPE DCGM_FI_DEV_XID_ERRORS gauge\nDCGM_FI_DEV_XID_ERRORS{{{_LABELS}}} 63\n"
+
+
+def test_files_are_told_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(_SCRAPE)
+    (tmp_path / "b").write_text(f"words before it\n{json.dumps(_DIAGNOSTIC)}")
+    (tmp_path / "c").write_text(syslog(f"{DOUBLE} DCGM_FI_DEV_XID_ERRORS") + "\n")
+    (tmp_path / "d.gz").write_bytes(gzip.compress(_SCRAPE.encode()))
+    (tmp_path / "e").write_text(json.dumps([{"gpu": 0, "ecc": {"total_uncorrectable_count": 2}}]))
+    with closing(sqlite3.connect(tmp_path / "f")) as database:
+        database.execute("CREATE TABLE mc_event(id, timestamp, err_count, err_type, err_msg, label, mc)")
+        database.execute(
+            "INSERT INTO mc_event VALUES (1, '2026-11-29 10:00:00 +0000', 3, 'Corrected', 'read', 'A1', 0)"
+        )
+        database.commit()
+    (tmp_path / "g.gz").write_bytes(gzip.compress((tmp_path / "f").read_bytes()))
+    told = {file.name: {one["source"] for one in listed("--from", file)} for file in tmp_path.iterdir()}
+    assert told == {
+        "a": {"dcgm"},
+        "b": {"dcgm-diag"},
+        "c": {"kernel"},
+        "d.gz": {"dcgm"},
+        "e": {"amd-smi"},
+        "f": {"rasdaemon"},
+        "g.gz": {"rasdaemon"},
+    }
+    assert "unpack" in listed("--from", tmp_path / "g.gz")[0]["reason"]
+
+
+def test_a_slot_that_a_scrape_knows_is_told_by_its_device(tmp_path: Path) -> None:
+    (tmp_path / "scrape").write_text(_SCRAPE)
+    (tmp_path / "log").write_text(syslog(DOUBLE) + "\n" + syslog(DOUBLE, host="n2") + "\n")
+    found = [one for one in listed("--from", tmp_path) if one["code"] == "xid:48"]
+    assert sorted(one["device"] for one in found) == ["0000:9b:00", "GPU-34d7319c-5b19-1e75-186d-c187099e4fe5"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from bitwitness.fleet.signals.times import Clock
 
 _LOGS = re.compile(r"(?:messages|kern\.log|syslog)(?:[-.][\w.-]{1,40})?")
 _JOURNAL_DAYS = timedelta(days=30)
+_JOURNAL, _RING = "journalctl", "dmesg"
 _PATIENCE = 120.0
 """Seconds that a program may take to print its log."""
 
@@ -71,15 +73,17 @@ def read(
     Args:
         now: the time; default: now.
         zone: of log files that do not say theirs; default: this machine's.
-        host: the name of this node, for sources that do not name it.
+        host: the name of this node, which may be another than the one by which its own logs call it.
         since: older entries of the journal are not asked for; default: 30 days back.
         here: where its sources are.
     """
     here = here or Here()
     latest = now or datetime.now(UTC)
     zone = zone or datetime.now(UTC).astimezone().tzinfo or UTC
+    own = {"", socket.gethostname(), socket.gethostname().partition(".")[0]}
     for signal in _all(here, latest, zone, since or latest - _JOURNAL_DAYS):
-        yield signal if signal.host or not host else replace(signal, host=host)
+        ours = signal.host in own or signal.origin in (_JOURNAL, _RING, str(here.kmsg))
+        yield replace(signal, host=host) if host and ours else signal
 
 
 def _all(here: Here, now: datetime, zone: tzinfo, since: datetime) -> Iterator[Signal]:
@@ -97,16 +101,16 @@ def _boot() -> datetime:
 def _kernel(here: Here, clock: Clock, since: datetime) -> Iterator[Signal]:
     """The journal, or the ring buffer where there is no journal: their times differ, and one event would be two."""
     journal = _Output([*here.journal, f"--since=@{int(since.timestamp())}"])
-    yield from kernel.read(journal.lines(), clock, origin="journalctl")
+    yield from kernel.read(journal.lines(), clock, origin=_JOURNAL)
     if journal.count and not journal.why:
         return
     why = journal.why or "it has no entries of the kernel"
-    yield no_evidence("kernel", "kernel:no-journal", f"the journal: {why}", origin="journalctl")
+    yield no_evidence("kernel", "kernel:no-journal", f"the journal: {why}", origin=_JOURNAL)
     try:
         ring = _ring_buffer(here.kmsg)
     except OSError as error:
         dmesg = _Output(here.ring)
-        yield from kernel.read(dmesg.lines(), clock, origin="dmesg")
+        yield from kernel.read(dmesg.lines(), clock, origin=_RING)
         if dmesg.why or not dmesg.count:
             why = f"{error}; dmesg: {dmesg.why or 'it is empty'}. Reading it may need root"
             yield no_evidence("kernel", "kernel:unreadable", f"the ring buffer: {why}", origin=str(here.kmsg))

@@ -160,13 +160,13 @@ def settle(parts: tuple[int, int, int, int, int, int], micro: int, clock: Clock)
 # The forms ------------------------------------------------------------------------------------------------------------
 
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-_ISO = re.compile(rf"\[?(\d{{4}})-(\d\d)-(\d\d)[T ]{_CLOCK} ?(Z|UTC|[+-]\d\d:?\d\d)?\]?(?=[\s\]]|$)\s*")
+_ISO = re.compile(rf"\[?(\d{{4}})-(\d\d)-(\d\d)[T ]{_CLOCK} ?(Z|UTC|[+-]\d\d:?\d\d)?\]?(?=[\s\[\]]|$)\s*")
 _DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)"
 _SYSLOG = re.compile(rf"{_DAY}?([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+(?:(\d{{4}})\s+)?{_CLOCK}(?:\s+(?:(\d{{4}})\s+))?\s*")
 _CTIME = re.compile(rf"\[{_DAY}([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+{_CLOCK}\s+(\d{{4}})\]\s*")
 _FULL = re.compile(rf"{_DAY}(\d{{4}})-(\d\d)-(\d\d)\s+{_CLOCK}\s+(UTC|GMT|[A-Z]{{2,5}}|[+-]\d\d:?\d\d)?\s*")
 _KLOG = re.compile(rf"[IWEF](\d\d)(\d\d)\s+{_CLOCK}\s+\d+\s+[^\s\]]{{1,200}}:\d+\]\s*")
-_RING = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})(?:\]|\s*<\s*[+\d.]+>\])\s*(?:\[[TC]\d+\]\s*)?")
+_RING = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})(?:\]|\s*<\s*[+\d.]+>\])\s*(?:\[\s*[TC]\d+\]\s*)?")
 _KMSG = re.compile(r"\d{1,4},\d{1,20},(\d{1,18}),[^;]{1,40};")
 _PRIORITY = re.compile(r"<\d{1,3}>(?=\S)|data: (?=\{)")
 _FACILITY = re.compile(r"(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*:\s*")
