@@ -21,6 +21,7 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - tested with the base install
     raise MissingExtra("slurmrestd is asked through httpx: pip install 'bitwitness[fleet]'") from error
 
+_TOKEN = "X-SLURM-USER-TOKEN"  # noqa: S105 - the name of a header
 _MOST = 128 * 2**20
 """Bytes of an answer: 10,000 nodes take some 30 MB."""
 _HEADER = re.compile(r"[\x21-\x7e]{1,16384}")
@@ -83,6 +84,8 @@ class Http:
             raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ClusterError(f"{what}: {one_line(str(error)) or type(error).__name__}") from error
+        if token := headers.get(_TOKEN):  # an answer may repeat what it does not like, and ends up in errors
+            content = content.replace(token.encode(), b"[token]")
         try:
             return status, json.loads(content)
         except (ValueError, RecursionError):
@@ -100,4 +103,4 @@ class Http:
             raise ClusterError(f"{what}: the token cannot be read: {error}") from error
         if not _HEADER.fullmatch(text):
             raise ClusterError(f"{what}: {self._token_file} holds no token of one line (scontrol token)")
-        return headers | {"X-SLURM-USER-TOKEN": text}
+        return headers | {_TOKEN: text}

@@ -15,6 +15,7 @@ _WORDS = frozenset({"all", "default", "localhost", "none"})
 _JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,9}|\+[0-9]{1,9})?")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _MOST = 100_000
+_DIMENSIONS = 8
 
 
 def node_name(name: str) -> str:
@@ -70,6 +71,8 @@ def _parts(text: str) -> list[str]:
 
 def _expand(part: str, text: str) -> list[str]:
     head, bracket, rest = part.partition("[")
+    if part.count("[") > _DIMENSIONS:
+        raise ClusterError(f"not understood as a list of nodes: {text!r:.200}")
     if not bracket:
         if not head or "]" in head:
             raise ClusterError(f"not understood as a list of nodes: {text!r:.200}")
@@ -78,10 +81,10 @@ def _expand(part: str, text: str) -> list[str]:
     if not closed:
         raise ClusterError(f"not understood as a list of nodes: {text!r:.200}")
     tails = _expand(tail, text) if tail else [""]
-    names = [f"{head}{number}{end}" for number in _numbers(inside, text) for end in tails[:_MOST]]
-    if len(names) > _MOST:
+    numbers = _numbers(inside, text)
+    if len(numbers) * len(tails) > _MOST:
         raise ClusterError(f"more than {_MOST} nodes in {text!r:.80}")
-    return names
+    return [f"{head}{number}{end}" for number in numbers for end in tails]
 
 
 def _numbers(inside: str, text: str) -> list[str]:

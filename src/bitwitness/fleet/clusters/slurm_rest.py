@@ -153,7 +153,11 @@ def newest(openapi: Any) -> str:
         ClusterError: it names none.
     """
     paths = openapi.get("paths") if isinstance(openapi, Mapping) else None
-    found = {match[1] for path in paths or () if isinstance(path, str) and (match := _PATH.fullmatch(path))}
+    found = {
+        match[1]
+        for path in (paths if isinstance(paths, Mapping) else ())
+        if isinstance(path, str) and (match := _PATH.fullmatch(path))
+    }
     if not found:
         raise ClusterError('slurmrestd names no version that shows nodes: say which (version = "v0.0.42")')
     ordered = sorted(found, key=lambda version: int(version.rpartition(".")[2]))
