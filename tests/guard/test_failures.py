@@ -104,7 +104,9 @@ def test_a_rank_that_dies_is_named_in_time(killed: tuple[Mishap, Launch]) -> Non
         if mishap.rank == 0:  # the store died with it
             assert "started with rank 0, node n0" in told
         else:
-            assert f"rank {mishap.rank} (node n{mishap.rank}), last heard" in told
+            place = f"rank {mishap.rank} (node n{mishap.rank})"
+            # On a busy machine the store may leave with rank 0 before this rank has asked it when the lost one was last heard.
+            assert f"{place}, last heard" in told or f"Did not answer before rank 0 left: {place}." in told
         if mishap.where == "incident":  # what was known by then is told all the same
             assert error["type"] == "CorruptionDetected"
             assert (error["verdict"]["ranks"], error["incident"]) == ([1], None)

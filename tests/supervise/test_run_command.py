@@ -79,7 +79,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--spares", "-1", "SCRIPT"], "Invalid value for '--spares'"),
     (["--grace", "soon", "SCRIPT"], "'soon' is no time: give seconds, or e.g. 90s, 30m, 12h, 7d"),
     (["--lost-after", "0", "SCRIPT"], "--lost-after 0.0: must be a number of seconds, at least 0.01"),
-    (["--grace", "nan", "SCRIPT"], "--grace nan: must be a number of seconds"),
+    (["--grace", "nan", "SCRIPT"], "'nan' is no time: give seconds"),
     (["--spares", "1", "--node-rank", "0", "SCRIPT"], "--node-rank is for a cluster"),
     ([], "Missing argument 'SCRIPT'"),
     (["-m", ""], "Invalid value for 'SCRIPT': is empty"),
