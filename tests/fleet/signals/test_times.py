@@ -36,6 +36,14 @@ CLOCK = Clock(NOW)
         ("[2026-11-29 10:00:00.352444][5975153.869131] ", "2026-11-29T10:00:00.352Z", ""),
         ("[12345.678901] ", None, ""),
         ("[12345.678901][  T123] ", None, ""),
+        ("[12345.678901] n1 kernel: ", None, "n1"),
+        ("1795946400.654321 n1 kernel: ", "2026-11-29T10:00:00.654Z", "n1"),
+        ("2026/11/29 10:00:00 ", "2026-11-29T10:00:00.000Z", ""),
+        ('time="2026-11-29T10:00:00Z" level=info msg="', "2026-11-29T10:00:00.000Z", ""),
+        ("/var/log/messages-20261129:Nov 29 10:00:00 n1 kernel: ", "2026-11-29T10:00:00.000Z", "n1"),
+        ("kern.log:17:2026-11-29T10:00:00Z n1 kernel: ", "2026-11-29T10:00:00.000Z", "n1"),
+        ("n1: [Sun Nov 29 10:00:00 2026] ", "2026-11-29T10:00:00.000Z", "n1"),
+        ("n1: [12345.678901] ", None, "n1"),
         ("kern  :err   : [12345.678901] ", None, ""),
         ("<3>[12345.678901] ", None, ""),
         ("3,1234,5678901,-;", None, ""),
@@ -89,6 +97,12 @@ def test_from_boot_on() -> None:
     assert split("6,339,5140900,-;words", Clock(NOW, boot=boot)).time == boot + timedelta(seconds=5.1409)
     assert split("[999999999999.0] words", Clock(NOW, boot=boot)).time is None
     assert split("[12.5] words", CLOCK).relative == "12.5"
+
+
+def test_lengths_of_time_are_no_time() -> None:
+    for stamp in ("[Nov29 10:00] ", "[  +0.000012] ", "[<    0.000012>] "):
+        found = split(f"{stamp}words", CLOCK)
+        assert (found.text, found.time, found.known) == ("words", None, True)
 
 
 def test_of_several_stamps_the_innermost_that_is_complete_counts() -> None:

@@ -99,7 +99,7 @@ def _known(line: bytes, clock: Clock) -> bool:
     text = line[:4096].decode("utf-8", "replace")
     if text.lstrip().startswith("{"):
         return _HAS_TEXT.search(text) is not None and _HAS_TIME.search(text) is not None
-    return split(text, clock).known
+    return split(text, clock).known or text.startswith("Linux version ")  # `dmesg -t` leaves the stamps out
 
 
 @dataclass(slots=True)

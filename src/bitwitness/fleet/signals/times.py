@@ -160,7 +160,7 @@ def settle(parts: tuple[int, int, int, int, int, int], micro: int, clock: Clock)
 # The forms ------------------------------------------------------------------------------------------------------------
 
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-_ISO = re.compile(rf"\[?(\d{{4}})-(\d\d)-(\d\d)[T ]{_CLOCK} ?(Z|UTC|[+-]\d\d:?\d\d)?\]?(?=[\s\[\]]|$)\s*")
+_ISO = re.compile(rf"\[?(\d{{4}})[-/](\d\d)[-/](\d\d)[T ]{_CLOCK} ?(Z|UTC|[+-]\d\d:?\d\d)?\]?(?=[\s\[\]\"]|$)\s*")
 _DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)"
 _SYSLOG = re.compile(rf"{_DAY}?([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+(?:(\d{{4}})\s+)?{_CLOCK}(?:\s+(?:(\d{{4}})\s+))?\s*")
 _CTIME = re.compile(rf"\[{_DAY}([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+{_CLOCK}\s+(\d{{4}})\]\s*")
@@ -169,6 +169,14 @@ _KLOG = re.compile(rf"[IWEF](\d\d)(\d\d)\s+{_CLOCK}\s+\d+\s+[^\s\]]{{1,200}}:\d+
 _RING = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})(?:\]|\s*<\s*[+\d.]+>\])\s*(?:\[\s*[TC]\d+\]\s*)?")
 _KMSG = re.compile(r"\d{1,4},\d{1,20},(\d{1,18}),[^;]{1,40};")
 _PRIORITY = re.compile(r"<\d{1,3}>(?=\S)|data: (?=\{)")
+_UNIX = re.compile(r"(\d{9,11})\.(\d{6})\s+")
+_WITHOUT_TIME = re.compile(r"\[(?:[A-Z][a-z]{2}\s?\d{1,2} \d\d:\d\d|\s*\+\d+\.\d+|<\s*[\d.]+>)\]\s*")
+"""What `dmesg` prints with `--reltime` or `--time-format=delta`: lengths of time between lines, which say when none was."""
+_GREP = re.compile(r"[\w./+-]{1,250}:(?:\d+:)? ?(?=[A-Z][a-z]{2}\s+\d|\d{4}-\d\d-\d\d|<\d|\[\s*\d)|time=\"?(?=\d{4}-)")
+"""What grep prints before a line: the name of the file."""
+_SPREAD = re.compile(r"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}): +(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z])")
+"""What pdsh and its kind print before a line: the name of the node."""
+_OF_KERNEL = re.compile(r"([A-Za-z0-9_][\w.:-]{0,252}) kernel:\s+")
 _FACILITY = re.compile(r"(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*:\s*")
 _HOST = re.compile(
     r"([A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,252}[A-Za-z0-9_])?)\s+(?=[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:(?:\s|$))"
@@ -266,7 +274,10 @@ def _klog(line: str, clock: Clock) -> _Prefix | None:
 
 def _ring(line: str, clock: Clock) -> _Prefix | None:
     found = _RING.match(line)
-    return None if found is None else _Prefix(line[found.end() :], relative=found[1])
+    if found is None:
+        return None
+    host = _OF_KERNEL.match(line, found.end())  # journalctl -o short-monotonic
+    return _Prefix(line[(host or found).end() :], host=host[1] if host else "", relative=found[1])
 
 
 def _kmsg(line: str, clock: Clock) -> _Prefix | None:
@@ -274,10 +285,31 @@ def _kmsg(line: str, clock: Clock) -> _Prefix | None:
     return None if found is None else _Prefix(line[found.end() :], relative=f"{int(found[1]) / 1e6:.6f}")
 
 
+def _unix(line: str, clock: Clock) -> _Prefix | None:
+    found = _UNIX.match(line)
+    if found is None:
+        return None
+    return _with_host(line[found.end() :], datetime.fromtimestamp(int(found[1]) + int(found[2]) / 1e6, UTC), True)
+
+
 def _marks(line: str, clock: Clock) -> _Prefix | None:
-    """What may stand before a stamp and says no time: the priority, or facility and level."""
-    found = _PRIORITY.match(line) or _FACILITY.match(line)
-    return None if found is None else _Prefix(line[found.end() :])
+    """What may stand before a stamp and says no time: a priority, facility and level, the name of a file or a node."""
+    found = next((made for form in _MARKS if (made := form.match(line)) is not None), None)
+    if found is not None:
+        return _Prefix(line[found.end() :])
+    spread = _SPREAD.match(line)
+    return None if spread is None else _Prefix(line[spread.end() :], host=spread[1])
 
 
-_FORMS: tuple[Callable[[str, Clock], _Prefix | None], ...] = (_ring, _iso, _syslog, _ctime, _full, _klog, _kmsg, _marks)
+_MARKS = (_PRIORITY, _FACILITY, _WITHOUT_TIME, _GREP)
+_FORMS: tuple[Callable[[str, Clock], _Prefix | None], ...] = (
+    _ring,
+    _iso,
+    _syslog,
+    _ctime,
+    _full,
+    _klog,
+    _kmsg,
+    _unix,
+    _marks,
+)
