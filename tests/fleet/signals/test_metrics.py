@@ -224,7 +224,7 @@ def test_damaged_series_and_warnings_are_told() -> None:
     found = read(json.dumps(good))
     assert [one.code for one in evidence(found)] == ["dcgm:311"]
     told = {one.code: one.reason for one in found if one.kind == "no-evidence"}
-    assert "4 lines or series are damaged" in told["dcgm:damaged"]
+    assert "5 lines or series are damaged" in told["dcgm:damaged"]
     assert "incomplete" in told["dcgm:warning"]
 
 

@@ -17,6 +17,7 @@ from bitwitness.fleet.signals.reading import (
     Unreadable,
     begins_json,
     bounded,
+    damaged,
     document,
     is_ours,
     json_values,
@@ -59,12 +60,15 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         now: not needed here; every reader is told it.
     """
     try:
-        devices = [one for value in json_values(document(source, MAX_JSON)) for one in _devices(value)]
+        values, broken = json_values(document(source, MAX_JSON))
+        devices = [one for value in values for one in _devices(value)]
         if not devices:
             raise Unreadable("it has no devices of amd-smi")
     except Unreadable as error:
         yield no_evidence(SOURCE, "amd-smi:unreadable", f"no ECC counts: {error}", origin=origin)
         return
+    if broken:
+        yield damaged(SOURCE, origin)
     yield from bounded((signal for one in devices for signal in _of_device(one, origin)), SOURCE, origin)
 
 

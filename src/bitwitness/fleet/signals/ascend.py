@@ -17,6 +17,7 @@ from bitwitness.fleet.signals.reading import (
     Unreadable,
     begins_json,
     bounded,
+    damaged,
     document,
     is_ours,
     json_values,
@@ -39,6 +40,7 @@ _OUTCOMES: Mapping[str, tuple[str, str]] = {
 _COMPUTES = frozenset({"hbm", "chipmemory", "random", "aicore", "aiflops", "aicpu", "dsa"})
 _LINKS = frozenset({"network", "nic", "signalquality", "prbs", "bandwidth"})
 _TESTS = _COMPUTES | _LINKS | {"driver", "cann", "device", "edp", "tdp"}
+_RESULTS = frozenset({"status", "result", "outcome"})
 _NODES = 100_000
 """Values of one document that are looked at."""
 
@@ -61,12 +63,14 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         now: not needed here; every reader is told it.
     """
     try:
-        values = list(json_values(document(source, MAX_JSON)))
+        values, broken = json_values(document(source, MAX_JSON))
         if not values:
             raise Unreadable("it has no complete JSON")
     except Unreadable as error:
         yield no_evidence(SOURCE, "ascend-dmi:unreadable", f"no diagnosis: {error}", origin=origin)
         return
+    if broken:
+        yield damaged(SOURCE, origin)
     yield from bounded(_of_document(values, origin), SOURCE, origin)
 
 
@@ -83,8 +87,8 @@ def _of_document(values: list[object], origin: str) -> Iterator[Signal]:
     found = False
     for outcome, place, told in _walk(values):
         found = True
-        if not outcome:
-            yield no_evidence(SOURCE, "ascend-dmi:more", told, origin=origin)
+        if outcome not in _OUTCOMES:
+            yield no_evidence(SOURCE, f"ascend-dmi:{outcome}", told, origin=origin, device=place.device)
             continue
         outcome_of, code = _OUTCOMES[outcome]
         if outcome_of == _QUIET:
@@ -119,11 +123,16 @@ def _weigh(test: str, outcome: str) -> Entry:
         )
     if name in _LINKS:
         return Entry("link", "weak", "supports a communication cause")
+    if not name:
+        return Entry("loud", "weak", "of which test is not known, so neither of what")
     return Entry("loud", "none", "a fault that the vendor's tools see, which is not silent")
 
 
 def _walk(values: list[object]) -> Iterator[tuple[str, _Place, str]]:
-    """All outcomes of a document (an empty one where it stops looking), without recursion: a document may be deeper than the stack of Python."""
+    """All outcomes of a document, or what else there is to say of it, in the place of one.
+
+    Without recursion: a document may be deeper than the stack of Python.
+    """
     stack: list[tuple[object, _Place]] = [(value, _Place()) for value in reversed(values)]
     for _ in range(_NODES):
         if not stack:
@@ -132,15 +141,26 @@ def _walk(values: list[object]) -> Iterator[tuple[str, _Place, str]]:
         if isinstance(value, dict):
             place = _named(value, place)
             for key, inner in reversed(value.items()):
-                at = _Place(key, place.device) if key.lower() in _TESTS else place
-                stack.append((inner, at))
+                named = key.lower() in _TESTS
+                stack.append((inner, _Place(key, place.device) if named else place))
+                if (named or key.lower() in _RESULTS) and not _is_outcome(inner) and whole(inner) is None:
+                    yield (
+                        "unreadable",
+                        place,
+                        f"an outcome that is not known, of {place.test or words(key, 60)}: {words(inner, 60)}",
+                    )
         elif isinstance(value, list):
             stack += [(inner, place) for inner in reversed(value)]
-        elif isinstance(value, str) and value.strip().upper() in _OUTCOMES:
+        elif isinstance(value, str) and _is_outcome(value):
             outcome = value.strip().upper()
             yield outcome, place, words(f"{place.test or 'outcome'}: {outcome}")
     if stack:
-        yield "", _Place(), f"it has more than {_NODES} values; those beyond were not read"
+        yield "more", _Place(), f"it has more than {_NODES} values; those beyond were not read"
+
+
+def _is_outcome(value: object) -> bool:
+    """Whether a value is an outcome, or may have one inside."""
+    return isinstance(value, dict | list) or (isinstance(value, str) and value.strip().upper() in _OUTCOMES)
 
 
 def _named(value: Mapping[str, object], place: _Place) -> _Place:
@@ -151,7 +171,7 @@ def _named(value: Mapping[str, object], place: _Place) -> _Place:
         if (
             small in {"item", "name", "test", "testname", "checkitem"}
             and isinstance(inner, str)
-            and inner.strip().upper() not in _OUTCOMES
+            and not _is_outcome(inner)
         ):
             test = words(inner, 60)
         elif small in {"device", "deviceid", "npu", "npuid", "cardid", "chipid", "id"}:

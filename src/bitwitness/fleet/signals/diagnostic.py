@@ -18,6 +18,7 @@ from bitwitness.fleet.signals.reading import (
     Unreadable,
     begins_json,
     bounded,
+    damaged,
     document,
     is_ours,
     json_values,
@@ -110,12 +111,15 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         now: not needed here; every reader is told it.
     """
     try:
-        found = [root for value in json_values(document(source, MAX_JSON)) if (root := _root(value)) is not None]
+        values, broken = json_values(document(source, MAX_JSON))
+        found = [root for value in values if (root := _root(value)) is not None]
         if not found:
             raise Unreadable("it has no complete result of `dcgmi diag -j`")
     except Unreadable as error:
         yield no_evidence(SOURCE, "dcgm-diag:unreadable", f"no diagnostic: {error}", origin=origin)
         return
+    if broken:
+        yield damaged(SOURCE, origin)
     for root in found:
         yield from bounded(_of_run(root, origin), SOURCE, origin)
 

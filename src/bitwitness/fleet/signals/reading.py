@@ -27,6 +27,8 @@ EVIDENCE_CHARACTERS = 240
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _BRACKET = re.compile(r"[\[{]")
+_INSIDE = re.compile(r"\s*+[\[{\"]")
+_KEY = re.compile(r"\"\s*+:")
 _OWN = (b'"source"', b'"code"', b'"weight"')
 
 
@@ -51,23 +53,35 @@ def document(source: str | bytes | Path, limit: int = MAX_CHARACTERS) -> str:
     return source.decode("utf-8", errors="replace") if isinstance(source, bytes) else source
 
 
-def json_values(text: str) -> Iterator[Any]:
-    """The JSON objects and lists in a text that may say other things before, between and behind them.
+def json_values(text: str) -> tuple[list[Any], bool]:
+    """The JSON objects and lists in a text that may say other things before, between and behind them; whether one is broken.
 
     Programs print warnings before their JSON. A bracket in such a warning begins no JSON, so the next one is tried, until
-    a text made to have many of them has cost as much as several long ones.
+    a text made to have many of them has cost as much as several long ones. What is left outside of all values and reads
+    like JSON is a piece of one that is damaged: then what was found may be a part of what there was.
     """
     decoder, at, left = json.JSONDecoder(), 0, 8 * len(text) + 1000
+    values, broken, end = [], False, 0
     while left > 0 and (found := _BRACKET.search(text, at)) is not None:
         start = found.start()
         try:
             value, at = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
             at, left = start + 1, left - (error.pos - start) - 100
+            broken |= _INSIDE.match(text, at) is not None
         except (ValueError, RecursionError):
-            at, left = start + 1, left - len(text) // 10 - 1000
+            at, left, broken = start + 1, left - len(text) // 10 - 1000, True
         else:
-            yield value
+            values.append(value)
+            broken |= _KEY.search(text, end, start) is not None
+            end = at
+    return values, broken or left <= 0 or _KEY.search(text, end) is not None
+
+
+def damaged(source: str, origin: str) -> Signal:
+    """Of a document that has damaged JSON beside what could be read."""
+    why = "a part of it is damaged JSON, so it may have said more than what was read"
+    return no_evidence(source, f"{source}:damaged", why, origin=origin)
 
 
 def is_ours(head: bytes) -> bool:

@@ -90,7 +90,7 @@ def from_text(text: str, wanted: Callable[[str], bool], damage: Damage) -> Itera
                 damage.more = True
                 return
             kept += 1
-            yield Sample(found["name"], labels, number(found["value"]), _seconds(number(found["time"])))
+            yield Sample(found["name"], labels, _value(found["value"], line, damage), _seconds(number(found["time"])))
     if text and not text.endswith("\n"):
         damage.note(f"the last line has no end: {text[-80:]}")
 
@@ -117,6 +117,14 @@ def _labels(text: str) -> dict[str, str] | None:
     return labels
 
 
+def _value(told: object, whole: object, damage: Damage) -> float | None:
+    """A value; what is neither a number nor one of the words for *no number* is damage."""
+    value = number(told)
+    if value is None and (not isinstance(told, str) or told.lower().lstrip("+-") not in {"nan", "inf"}):
+        damage.note(whole)
+    return value
+
+
 def _seconds(time: float | None) -> float | None:
     """The text format counts milliseconds, OpenMetrics seconds; no time of our days can be mistaken for the other."""
     return time if time is None or abs(time) < 1e11 else time / 1000
@@ -128,7 +136,7 @@ def from_query(text: str, wanted: Callable[[str], bool], damage: Damage) -> Iter
     Raises:
         Unreadable: it is no such answer, or it says that the query failed.
     """
-    answer = next((value for value in json_values(text) if isinstance(value, dict) and "status" in value), None)
+    answer = next((value for value in json_values(text)[0] if isinstance(value, dict) and "status" in value), None)
     if answer is None:
         raise Unreadable("it is no answer of Prometheus")
     if answer["status"] != "success":
@@ -164,4 +172,4 @@ def _of_series(result: list[Any], wanted: Callable[[str], bool], damage: Damage)
                 damage.more = True
                 return
             seen += 1
-            yield Sample(name, labels, number(point[1]), time)
+            yield Sample(name, labels, _value(point[1], point, damage), time)
