@@ -294,11 +294,11 @@ def _unix(line: str, clock: Clock) -> _Prefix | None:
 
 def _marks(line: str, clock: Clock) -> _Prefix | None:
     """What may stand before a stamp and says no time: a priority, facility and level, the name of a file or a node."""
-    found = next((made for form in _MARKS if (made := form.match(line)) is not None), None)
-    if found is not None:
-        return _Prefix(line[found.end() :])
     spread = _SPREAD.match(line)
-    return None if spread is None else _Prefix(line[spread.end() :], host=spread[1])
+    if spread is not None:
+        return _Prefix(line[spread.end() :], host=spread[1])
+    found = next((made for form in _MARKS if (made := form.match(line)) is not None), None)
+    return None if found is None else _Prefix(line[found.end() :])
 
 
 _MARKS = (_PRIORITY, _FACILITY, _WITHOUT_TIME, _GREP)
