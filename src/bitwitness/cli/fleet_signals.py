@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bitwitness.cli.output import console, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
@@ -23,6 +24,10 @@ from bitwitness.runfiles import RunFiles, read_incident
 
 _NO_SIGN = "That nothing was found is no sign of health: silent corruption is in no log."
 _WEIGHTS = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
+_MEANINGS = {
+    "memory": "evidence for a fault of this device",
+    "link": "evidence for a fault of a link, and against blaming one end of it",
+}
 _STYLES = {"strong": "bold red", "medium": "red", "weak": "yellow", "none": ""}
 
 
@@ -178,12 +183,12 @@ def _show(listed: Sequence[Signal], screen: Console, details: bool) -> None:
     silent = [one for one in listed if one.kind == "no-evidence"]
     if seen:
         screen.print("Seen, what weighs most first", style="bold")
-        print_list(_events(_grouped(seen), details), screen)
+        print_list(_pieces(_grouped(seen), details) if screen.is_terminal else _events(_grouped(seen), details), screen)
     else:
         screen.print(styled("No signals."))
     if silent:
         screen.print("\nNo evidence, which is not health", style="bold")
-        print_list(_sources(silent), screen)
+        print_list(_silences(silent) if screen.is_terminal else _sources(silent), screen)
     screen.print()
     for line in _sum(seen):
         screen.print(styled(line), soft_wrap=not screen.is_terminal)
@@ -217,17 +222,45 @@ def _sources(silent: Sequence[Signal]) -> Table:
     return table
 
 
+def _pieces(groups: Sequence[Sequence[Signal]], details: bool) -> Table:
+    """The same for a terminal, where eight columns leave no room for the sentence that explains."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for group in groups:
+        last = group[-1]
+        count = sum(one.count for one in group)
+        often = "once" if count == 1 else f"{count:,} times, last"
+        what = f"{last.code}  {_where(last.device, last.host)}  {often} {last.time or 'at an unknown time'}"
+        lines = [styled(what, "bold"), styled(f"{last.kind}: {last.reason}")]
+        lines += [styled(last.evidence, "dim")] if details and last.evidence else []
+        table.add_row(styled(last.weight, _STYLES[last.weight]), Text("\n").join(lines))
+    return table
+
+
+def _silences(silent: Sequence[Signal]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for one in silent:
+        place = ", ".join(part for part in (one.host, one.device, one.origin) if part)
+        table.add_row(
+            styled(one.code), Text("\n").join([styled(one.reason), *([styled(place, "dim")] if place else [])])
+        )
+    return table
+
+
+def _where(device: str, host: str) -> str:
+    return " on ".join(part for part in (device, host) if part) or "no device named"
+
+
 def _sum(seen: Sequence[Signal]) -> Iterator[str]:
     """What a person who looks only at the last lines needs to know."""
     for weight in ("strong", "medium", "weak"):
-        codes: dict[tuple[str, str], list[str]] = {}
+        codes: dict[tuple[str, str, str], list[str]] = {}
         for one in seen:
             if one.weight == weight:
-                names = codes.setdefault((one.host, one.device), [])
+                names = codes.setdefault((one.kind, one.host, one.device), [])
                 names += [one.code] if one.code not in names else []
-        for (host, device), names in list(codes.items())[:10]:
-            where = " on ".join(part for part in (device, host) if part) or "no device named"
-            yield f"{weight.capitalize()} beside an incident: {', '.join(names)} ({where})."
+        for (kind, host, device), names in list(codes.items())[:10]:
+            meaning = _MEANINGS.get(kind, f"as {kind}")
+            yield f"{weight.capitalize()} {meaning}: {', '.join(names)} ({_where(device, host)})."
         if len(codes) > 10:
             yield f"{weight.capitalize()} for {len(codes) - 10} more devices."
     loud = any(one.kind == "loud" for one in seen)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -66,9 +67,21 @@ def test_the_page_says_what_weighs_and_why(log: Path) -> None:
     assert rows[0].startswith("Seen, what weighs most first")
     assert rows[2].split()[:5] == ["strong", "memory", "n1", "0000:9b:00", "xid:48"]
     assert "held wrong bits" in rows[2]
-    assert "Strong beside an incident: xid:48 (0000:9b:00 on n1)." in page
+    assert "Strong evidence for a fault of this device: xid:48 (0000:9b:00 on n1)." in page
+    assert "Weak evidence for a fault of a link, and against blaming one end of it: sxid:12028" in page
     assert "No evidence" not in page
     assert REMAP in signals("--from", log, "--details").stdout
+
+
+def test_a_terminal_has_room_for_the_sentences(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    runner = CliRunner(env={"COLUMNS": "100", "TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": None})
+    done = runner.invoke(cli, ["fleet", "signals", "--details", str(log), str(tmp_path / "empty")])
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()]
+    assert lines[1].startswith("strong  xid:48  0000:9b:00 on n1  once ")
+    assert lines[2].startswith("        memory: an uncorrectable (double bit) ECC error")
+    assert any(line == "kernel:empty  it is empty" for line in lines)
+    assert max(len(line) for line in lines) <= 100
 
 
 def test_what_gave_no_evidence_is_on_the_page(tmp_path: Path) -> None:
