@@ -23,6 +23,7 @@ from bitwitness.fleet.signals.record import Signal
 from bitwitness.runfiles import RunFiles, read_incident
 
 _NO_SIGN = "That nothing was found is no sign of health: silent corruption is in no log."
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _WEIGHTS = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
 _MEANINGS = {
     "memory": "evidence for a fault of this device",
@@ -112,6 +113,7 @@ def signals(
         since=_earlier(moment, before),
     )
     if moment is not None:
+        before, after = min(before, moment - _FIRST), min(after, _LAST - moment)
         found = (one for signal in found for one in within((signal,), moment, before, after) or _identity(signal))
     listed = gather(found, identities=details)
     if as_json:

@@ -120,6 +120,8 @@ def test_windows(log: Path) -> None:
     near = listed("--from", log, "--at", "2026-11-29T11:01:30Z", "--before", "60s", "--after", "45s")
     assert [one["code"] for one in near] == ["xid:48", "xid:13", "xid:63"]  # the last does not say when
     assert len(listed("--from", log, "--at", "2026-11-28T11:01:30Z")) == 1
+    for first_or_last in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"):
+        assert len(listed("--from", log, "--at", first_or_last, "--before", "99d", "--after", "99d")) == 1
     zoned = listed("--from", log, "--zone", "+01:00", "--at", "2026-11-29T11:01:30", "--before", "1m", "--after", "0")
     assert [one["code"] for one in zoned] == ["xid:48", "xid:63"]
 
@@ -146,6 +148,8 @@ def test_one_node(log: Path) -> None:
 def test_times_that_are_not_complete(log: Path) -> None:
     assert listed("--from", log, "--zone", "Europe/Berlin")[1]["time"] == "2026-11-29T10:01:00.000Z"
     assert listed("--from", log, "--now", "2020-01-01T00:00:00Z")[1]["time"] == "2019-11-29T11:01:00.000Z"
+    for now in ("0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59Z"):
+        assert len(listed("--from", log, "--now", now, "--zone", "-08:00", "--boot", now)) == 5
     booted = listed("--from", log, "--boot", "2026-11-29T08:00:00Z")
     assert booted[0]["time"] == "2026-11-29T08:00:12.500Z"
 

@@ -284,7 +284,7 @@ class _Reader:
         reason, time = signal.reason, None
         if stamped.time is not None:
             time = iso(stamped.time)
-            if stamped.time > self.latest + _AHEAD:
+            if stamped.time - self.latest > _AHEAD:
                 reason += " (its time is in the future: a wrong clock, or another zone than the one given)"
         host = words(stamped.host, 253) or self.host
         return replace(signal, time=time, host=host, reason=reason, evidence=evidence, origin=self.origin)

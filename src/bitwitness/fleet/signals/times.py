@@ -146,8 +146,8 @@ def settle(parts: tuple[int, int, int, int, int, int], micro: int, clock: Clock)
     clocks and zones differ. Without a zone it is meant in the clock's zone.
     """
     year, month, day, hour, minute, second = parts
-    now = clock.now.astimezone(clock.zone)
-    for candidate in (year,) if year else range(now.year + 1, now.year - 9, -1):
+    latest = clock.now.year + 1  # in some zones it is next year already
+    for candidate in (year,) if year else range(latest, latest - 10, -1):
         try:
             made = datetime(candidate, month, day, hour, minute, second, micro, clock.zone).astimezone(UTC)
             if year or made <= clock.now + _AHEAD:
