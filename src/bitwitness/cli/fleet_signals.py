@@ -6,7 +6,6 @@ import json
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -164,17 +163,14 @@ def _read(
 ) -> Iterator[Signal]:
     """The signals of the files, or of this machine; of one node, if one is asked for."""
     from bitwitness.fleet.signals import collect, detect
+    from bitwitness.fleet.signals.gather import of_node
 
     found = (
         detect.read_all(paths, now=now, zone=zone or UTC, boot=boot, host=node or "")
         if paths
         else collect.read(now=now, zone=zone, host=node or socket.gethostname(), since=since)
     )
-    for signal in found:
-        if node is None or not signal.host or signal.host == node:
-            yield signal
-        elif signal.host.partition(".")[0] == node.partition(".")[0]:  # one of them has the domain
-            yield replace(signal, host=node)
+    return iter(found) if node is None else of_node(found, node)
 
 
 # For people -----------------------------------------------------------------------------------------------------------

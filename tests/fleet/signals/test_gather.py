@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bitwitness.fleet.signals import Signal, detect, no_evidence
 from bitwitness.fleet.signals import gather as module
-from bitwitness.fleet.signals.gather import gather
+from bitwitness.fleet.signals.gather import gather, of_node
 from bitwitness.fleet.signals.record import within
 from bitwitness.fleet.signals.times import iso
 from tests.fleet.signals.lines import NOW, REMAP, codes, read_lines, syslog
@@ -105,6 +105,14 @@ def test_our_own_output_is_a_source_again(tmp_path: Path) -> None:
         assert "signals:damaged" in codes(detect.read(file, now=NOW))
     (tmp_path / "none.json").write_text("[]")
     assert list(detect.read(tmp_path / "none.json")) == []
+
+
+def test_of_one_node() -> None:
+    several = [event(host=host) for host in ("n1", "n1.rack.example.org", "n2", "")]
+    assert [one.host for one in of_node(several, "n1")] == ["n1", "n1", ""]
+    assert [one.host for one in of_node(several, "n1.rack.example.org")] == ["n1.rack.example.org"] * 2 + [""]
+    assert [one.host for one in of_node(several, "n1.other.example.org")] == ["n1.other.example.org", ""]
+    assert [one.host for one in of_node(several, "n")] == [""]
 
 
 def test_order_and_window() -> None:

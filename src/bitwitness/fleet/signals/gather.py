@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -136,6 +136,17 @@ def gather(signals: Iterable[Signal], *, identities: bool = False) -> list[Signa
         why = f"{beyond} signals are not listed: they are of more than {GROUPS_MAX:,} kinds and devices. Ask for less at a time"
         found.append(no_evidence("kernel", "signals:too-many", why))
     return sorted(found, key=_order)
+
+
+def of_node(signals: Iterable[Signal], node: str) -> Iterator[Signal]:
+    """Those of one node, by its name with or without the domain; what names no node is taken to be of it."""
+    for signal in signals:
+        if signal.host in ("", node):
+            yield signal
+        elif signal.host.partition(".")[0] == node.partition(".")[0] and not (
+            "." in signal.host and "." in node
+        ):  # one of them has the domain
+            yield replace(signal, host=node)
 
 
 def _order(signal: Signal) -> tuple[bool, bool, str, str, str, int, str]:
