@@ -17,13 +17,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bitwitness.fleet.clusters.base import Act
-from bitwitness.fleet.clusters.slurm import SlurmCluster
-from bitwitness.fleet.clusters.slurm_command import Answer
 from tests.fleet.slurm.real import Slurm, missing, slurm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -98,8 +94,9 @@ class Job:
     @classmethod
     def submit(cls, cluster: Slurm, name: str, script: str) -> Job:
         """Submit it."""
-        job = cls(cluster, cluster.folder / name, cluster.folder / f"{name}-weights")
+        job = cls(cluster, cluster.folder / "runs" / name, cluster.folder / f"{name}-weights")
         job.out.mkdir()
+        job.run.parent.mkdir(exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         job.id = cluster.submit(script.format(run=job.run, out=job.out, port=port), f"--job-name={name}")
@@ -130,9 +127,11 @@ class Job:
         return file.read_text(errors="replace") if file.exists() else "(nothing)"
 
 
-def wait(met: Callable[[], bool], what: str) -> None:
-    """Wait for something within the time of the whole rehearsal."""
+def wait(cluster: Slurm, met: Callable[[], bool], what: str) -> None:
+    """Wait for something within the time of the whole rehearsal, while everything that was started lives."""
     while not met():
+        if gone := [name for name, process in cluster.processes.items() if process.poll() is not None]:
+            raise NotSeen(f"{what}: {gone} ended")
         if time.monotonic() - _started > LIMIT:
             raise NotSeen(f"in time: {what}")
         time.sleep(0.2)
@@ -152,25 +151,31 @@ def rehearse(cluster: Slurm) -> None:
     say(f"job {hit.id} runs under `bitwitness run`, and will be hit: {FAULT}")
     watch(cluster, hit)
 
-    wait(lambda: bool(hit.events("ended")) and (hit.fields()["Restarts"] != "0" or hit.ended()), f"job {hit.id} ends")
+    wait(
+        cluster,
+        lambda: bool(hit.events("ended")) and (hit.fields()["Restarts"] != "0" or hit.ended()),
+        f"job {hit.id} ends",
+    )
     first = hit.events("ended")
     must(bool(first) and first[0]["exit_code"] == 160, f"job {hit.id} ended with 160 (corruption, attributed)")
     never = Job.submit(cluster, "never", ALONE)
     say(f"job {never.id} is the same and never hit")
-    if find_spec("bitwitness.cli.fleet_watch") is None:
-        by_hand(cluster, hit)
-    wait(lambda: "drain" in cluster.states()[BAD], f"{BAD} is drained")
+    wait(cluster, lambda: "drain" in cluster.states()[BAD], f"{BAD} is drained")
     node = cluster.run("scontrol", "show", "node", BAD)
     reason = next((line.strip() for line in node.splitlines() if line.strip().startswith("Reason=")), "no reason")
     must(reason.startswith("Reason=bitwitness "), f"{BAD} is {cluster.states()[BAD]}; {reason}")
     others = {name: state for name, state in cluster.states().items() if name != BAD}
     must(not any("drain" in state for state in others.values()), f"no other node is: {others}")
 
-    wait(lambda: hit.fields()["Restarts"] == "1", f"job {hit.id} is requeued")
-    wait(lambda: hit.fields()["ExcNodeList"] == BAD, f"job {hit.id} excludes {BAD}")
+    wait(cluster, lambda: hit.fields()["Restarts"] == "1", f"job {hit.id} is requeued")
+    wait(cluster, lambda: hit.fields()["ExcNodeList"] == BAD, f"job {hit.id} excludes {BAD}")
     say(f"seen: job {hit.id} was requeued with ExcNodeList={BAD}")
-    wait(lambda: len(hit.events("ended")) > 1 or (hit.fields()["JobState"] == "FAILED" and hit.ended()), "its end")
-    wait(lambda: hit.ended() and never.ended(), "both jobs end")
+    wait(
+        cluster,
+        lambda: len(hit.events("ended")) > 1 or (hit.fields()["JobState"] == "FAILED" and hit.ended()),
+        "its end",
+    )
+    wait(cluster, lambda: hit.ended() and never.ended(), "both jobs end")
     shown = hit.fields()
     must(shown["JobState"] == "COMPLETED", f"job {hit.id} ended well, on {shown['NodeList']}")
     must(never.fields()["JobState"] == "COMPLETED", f"job {never.id} ended well")
@@ -180,7 +185,18 @@ def rehearse(cluster: Slurm) -> None:
     step = resumed(hit)
     must(step > 0, f"it went on from the verified checkpoint of step {step}")
     must(len(hit.weights()) == TRAIN, f"{TRAIN} ranks left their weights")
-    must(hit.weights() == never.weights(), f"and each has the bits of the job that was never hit: {hit.weights()}")
+    same = ", ".join(f"{rank} {digest[:12]}" for rank, digest in hit.weights().items())
+    must(hit.weights() == never.weights(), f"and each has the bits of the job that was never hit: {same}")
+    shown_by_controller(cluster)
+
+
+def shown_by_controller(cluster: Slurm) -> None:
+    """What the controller says that it has done, and that it ends when it is asked to."""
+    said = cluster.run(str(BITWITNESS), "fleet", "history", "--state", str(cluster.folder / "fleet"))
+    say("the controller's own history:\n" + said.rstrip())
+    watching = cluster.processes.pop("watch")
+    watching.terminate()
+    must(watching.wait(20) == 0, "the controller ended when it was asked to")
 
 
 def resumed(job: Job) -> int:
@@ -189,24 +205,25 @@ def resumed(job: Job) -> int:
     return int(said[-1]) if said else 0
 
 
-def by_hand(cluster: Slurm, job: Job) -> None:
-    """What the controller does, by hand: until there is one."""
-    adapter = SlurmCluster(lambda words, timeout: Answer(0, cluster.run(*words)))
-    act = Act("drain", BAD, "20261129T093015Z-4be1d2", "persistent corruption")
-    calls = [*adapter.plan(act, adapter.look(BAD)), *adapter.plan_requeue(adapter.job(job.id), [BAD])]
-    for call in calls:
-        say(f"by hand: {call}")
-        adapter.carry_out(call)
-
-
 def watch(cluster: Slurm, job: Job) -> None:
     """Start the controller."""
-    if find_spec("bitwitness.cli.fleet_watch") is None:
-        return
     policy = cluster.folder / "fleet.toml"
     policy.write_text(POLICY, encoding="utf-8")
     state = cluster.folder / "fleet"
-    words = [BITWITNESS, "fleet", "watch", job.run, "--state", state, "--policy", policy, "--act", "--every", "1s"]
+    words = [
+        BITWITNESS,
+        "fleet",
+        "watch",
+        "--runs",
+        job.run.parent,
+        "--state",
+        state,
+        "--policy",
+        policy,
+        "--act",
+        "--every",
+        "1s",
+    ]
     cluster.start("watch", *map(str, words))
     say("the controller watches: " + " ".join(map(str, words[1:])))
 

@@ -65,6 +65,8 @@ class Http:
         """
         what = f"{method} {self.where}{path}"
         headers = self._headers(what)
+        if self._socket is not None and not Path(self._socket).is_socket():
+            raise ClusterError(f"{what}: {self._socket} is no socket: does slurmrestd run?")
         try:
             with (
                 httpx.Client(
