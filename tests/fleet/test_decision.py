@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from bitwitness.evidence import Kind, Persistence
 from bitwitness.fleet.decision import Action, Naming, Proposal, namings_of, propose
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.signals import kernel
+from bitwitness.fleet.signals.dcgm_fields import action_reason
 from bitwitness.fleet.signals.record import Signal, SignalClass, Weight, no_evidence
+from bitwitness.fleet.signals.times import Clock
 from bitwitness.runfiles import Incident
 from tests.fleet.incidents import NOW, days, incident, incident_id, topology, verdict
 
@@ -32,10 +35,10 @@ def signal(
     host: str = NODE,
     hours: float = 1,
     source: str = "kernel",
-    evidence: str = "",
+    reason: str = "as a test says",
 ) -> Signal:
     time = (NOW - timedelta(hours=hours)).isoformat()
-    return Signal(source, code, device, time, kind, weight, "as a test says", host=host, evidence=evidence)
+    return Signal(source, code, device, time, kind, weight, reason, host=host)
 
 
 def named_before(
@@ -66,7 +69,18 @@ def transient(persistence: Persistence = "transient", kind: Kind = "compute") ->
 REMAP = signal("xid:63", "memory", "weak")
 LINK = signal("xid:74", "link", "weak")
 OFF_THE_BUS = signal("xid:79", "loud", "none")
-ASKED = signal("xid:154", "loud", "none", evidence="GPU recovery action changed to Node Reboot Required")
+
+
+def of_line(text: str) -> Signal:
+    """As the reader of kernel logs tells it."""
+    line = f"2026-11-29T11:00:00Z {NODE} kernel: NVRM: Xid (PCI:0000:10:1c): 154, {text}"
+    (found,) = kernel.read([line.encode()], Clock(NOW))
+    return replace(found, device=DEVICE)
+
+
+ASKED = of_line("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
+ASKS_NO_MORE = of_line("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+ASKED_OF_DCGM = signal("dcgm:1523", "loud", "weak", reason=action_reason(1))
 
 TABLE: dict[str, tuple[Incident, list[Signal], list[Naming], Action, str | None, str]] = {
     "persistent, nothing else": (persistent(), [], [], "drain", "drain", "medium"),
@@ -78,6 +92,8 @@ TABLE: dict[str, tuple[Incident, list[Signal], list[Naming], Action, str | None,
     "persistent, a memory error long ago": (persistent(), [signal(hours=30)], [], "drain", "drain", "medium"),
     "persistent, rows to be remapped": (persistent(), [REMAP], [], "reset", "drain", "medium"),
     "persistent, the driver asks for a reboot": (persistent(), [ASKED], [], "reboot", "reboot", "medium"),
+    "persistent, the driver asks for nothing any more": (persistent(), [ASKS_NO_MORE], [], "drain", "drain", "medium"),
+    "persistent, the driver asks for a reset": (persistent(), [ASKED_OF_DCGM], [], "reset", "drain", "medium"),
     "persistent, off the bus": (persistent(), [OFF_THE_BUS], [], "drain", "drain", "medium"),
     "persistent arithmetic beside a link error": (persistent(), [LINK], [], "drain", "drain", "medium"),
     "persistent weights beside a link error": (persistent("memory"), [LINK], [], "drain", "drain", "low"),
@@ -157,7 +173,7 @@ signals_of_any_kind = st.lists(
         st.sampled_from(get_args(Weight)),
         device=st.sampled_from([DEVICE, "GPU-n2-0", "0000:9b:00", ""]),
         host=st.sampled_from([NODE, "n2", "n1.cluster", ""]),
-        evidence=st.sampled_from(["", "reboot", "reset"]),
+        reason=st.sampled_from(["", "the driver asks for: reboot;", action_reason(1)]),
     ),
     max_size=5,
 )

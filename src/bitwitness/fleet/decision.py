@@ -7,6 +7,7 @@ only change *what* is proposed and how sure it is, never *who*.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +45,9 @@ _LEAVES: dict[Action, ActKind | None] = {
     "replace": "replace",
     "drain": "drain",
 }
+_ASKED = re.compile(r"the driver asks (?:for|to):? ([^;:]*)")
+"""How readers of signals tell what recovery action a driver wants."""
+
 _ORDER: tuple[Weight, ...] = ("none", "weak", "medium", "strong")
 
 
@@ -354,8 +358,9 @@ def _remedy(bearing: Sequence[Signal]) -> tuple[Action, str]:
 def _asks_for(one: Signal, word: str) -> bool:
     """Whether the driver's own recovery action, or a pending remapping of rows, asks for this."""
     if one.code in ("xid:154", "dcgm:1523", "nvml:recovery-action"):
-        return word in f"{one.reason} {one.evidence}".lower()
-    return word == "reset" and one.code in ("xid:63", "dcgm:396", "nvml:remap-pending")
+        asked = _ASKED.search(one.reason)
+        return asked is not None and word in asked[1].lower()
+    return word == "reset" and one.code in ("xid:63", "dcgm:396", "nvml:row-remap-pending")
 
 
 def _codes(signals: Sequence[Signal]) -> str:
