@@ -28,8 +28,9 @@ say() {  # into the log of the machine, and of slurmd where it keeps one
 }
 
 refuse() {  # refuse WORDS: with a reason that people and the controller know again; Slurm alone would say "Prolog error"
-    say "$* - no job starts here"
-    timeout -k 2 5 scontrol update "NodeName=$node" State=DRAIN "Reason=bitwitness admit: ${*:0:300}" >/dev/null 2>&1
+    local why=$*
+    say "$why - no job starts here"
+    timeout -k 2 5 scontrol update "NodeName=$node" State=DRAIN "Reason=bitwitness admit: ${why:0:300}" >/dev/null 2>&1
     exit 1
 }
 

@@ -153,14 +153,14 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def slurm(count: int = 2, *, more: str = "", cpus: int = 2) -> Iterator[Slurm]:
-    """A cluster of `count` nodes n1, n2, ... that are idle; `more` are further lines of slurm.conf, `{folder}` in them."""
+def slurm(count: int = 2, *, prepare: Callable[[Path], str] = lambda folder: "", cpus: int = 2) -> Iterator[Slurm]:
+    """A cluster of `count` nodes n1, n2, ... that are idle; `prepare` puts files into its folder, and returns further settings."""
     folder = Path(tempfile.mkdtemp(prefix="bw-slurm-"))  # short: the path of a socket is limited to 107 bytes
     folder.chmod(0o755)
     nodes = tuple(f"n{index + 1}" for index in range(count))
     here = Slurm(folder, nodes, dict(zip(("slurmctld", *nodes), _free_ports(count + 1), strict=True)))
     try:
-        _write(here, more, cpus)
+        _write(here, prepare(folder), cpus)
         here.start("munged", *_munged(folder))
         until((folder / "munge.socket").exists, "munged answers")
         here.start("slurmctld", "slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf"))
@@ -202,7 +202,7 @@ def _write(here: Slurm, more: str, cpus: int) -> None:
     lines.append(
         f"PartitionName=all Nodes={','.join(here.nodes)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO"
     )
-    text = CONFIG.format(port=here.ports["slurmctld"], user=_me(), folder=folder, more=more.format(folder=folder))
+    text = CONFIG.format(port=here.ports["slurmctld"], user=_me(), folder=folder, more=more)
     (folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
     (folder / "state").mkdir()
     for node in here.nodes:
