@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bitwitness.fleet.clusters import FakeCluster
+from bitwitness.fleet.clusters import Act, Call, FakeCluster, NodeState
 from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
 from bitwitness.fleet.outbox import deliver
@@ -289,6 +289,22 @@ def test_a_node_that_somebody_takes_out_between_two_looks_is_theirs(
     assert play.kept("n1")[0].hold == "not-ours"
 
 
+def test_an_adapter_with_a_mistake_stops_no_other_node(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = play.cluster.plan
+
+    def mistaken(act: Act, state: NodeState) -> tuple[Call, ...]:
+        if act.node == "n1":
+            raise KeyError("state")
+        return plan(act, state)
+
+    monkeypatch.setattr(play.cluster, "plan", mistaken)
+    play.incident(1)
+    play.incident(2, ranks=(2,))
+    play.rounds(2)
+    assert play.cluster.calls() == [("drain", "n2")]
+    assert play.statuses() == {"n1": "held", "n2": "done"}
+
+
 # Restarts -------------------------------------------------------------------------------------------------------------
 
 
@@ -321,11 +337,14 @@ def test_what_was_cut_off_is_settled_by_looking(play: Rehearsal, kind: str, act:
 
 
 def test_what_was_only_intended_is_begun_anew(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     reboot(play)
     play.incident()
     with monkeypatch.context() as patch:
-        patch.setattr(play.controller.book, "set_started", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        patch.setattr(play.controller.book, "set_started", killed)
+        with pytest.raises(KeyboardInterrupt):
             play.controller.round()
     play.begin()
     play.rounds(2)

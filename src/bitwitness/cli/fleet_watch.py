@@ -261,7 +261,9 @@ def _as_cluster(cluster: Rehearsed) -> Cluster:
 def _copy(source: Path, folder: Path) -> None:
     """The state as it is at one moment, also while a controller writes it."""
     try:
-        address = f"{(source / NAME).absolute().as_uri()}?mode=ro"
+        # Where nobody has it open, a reader would leave the files of one that has.
+        how = "mode=ro" if (source / f"{NAME}-wal").exists() else "immutable=1"
+        address = f"{(source / NAME).absolute().as_uri()}?{how}"
         with closing(sqlite3.connect(address, uri=True)) as real, closing(sqlite3.connect(folder / NAME)) as copy:
             real.backup(copy)
     except sqlite3.Error as error:

@@ -27,8 +27,10 @@ _SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "repla
 """How long a cluster may take to show an act that it was asked for (recovery.md section 2.2)."""
 _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
-_LOOK_AGAIN = 300.0
-"""Seconds after which a node that is out because of another incident is looked at again."""
+_LOOK_AGAIN = 60.0
+"""Seconds after which a node is looked at again for a proposal that only looking can end."""
+DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AssertionError, RecursionError, AttributeError)
+"""What an adapter raises that has a mistake in it: one node must not stop all others."""
 
 
 class Actor:
@@ -47,6 +49,7 @@ class Actor:
         self._state, self._process = book.state, process
         self._census: Census | None = None
         self._acted: list[tuple[datetime, str]] | None = None
+        self._done: set[str] | None = None
         self._looked: dict[int, float] = {}
         self.census_error = ""
 
@@ -54,7 +57,7 @@ class Actor:
 
     def forget_census(self) -> None:
         """Ask the cluster anew how many nodes are out."""
-        self._census, self._acted, self.census_error = None, None, ""
+        self._census, self._acted, self._done, self.census_error = None, None, None, ""
 
     def hold(self, kept: Kept, but: int = 0) -> Hold | None:
         """What holds a proposal now; `but`: an intent that does not count, because it is its own."""
@@ -77,25 +80,32 @@ class Actor:
                 self.census_error = str(error)
                 logger.warning("the cluster cannot be counted: %s", error)
                 return None
-            hidden = {one.act.node for one in self._book.intents(unsettled=True) if one.started}
+            hidden = {one.act.node for one in self._book.intents(unsettled=True) if one.outcome is None}
             self._census = Census(seen.total, seen.out + len(hidden))
         return self._census
 
     def is_out_already(self, kept: Kept) -> bool:
         """Whether a node that is held back by a budget was taken out because of another incident; that needs none."""
         node = kept.proposal.node
-        last = self._looked.get(kept.key)
-        now = self._state.clock.ticks()
-        if last is not None and now - last < _LOOK_AGAIN:
+        if self._done is None:
+            self._done = {one.proposal.node for one in self._book.proposals(statuses=("done",))}
+        if node not in self._done:
             return False
-        if not self._book.proposals(statuses=("done",), node=node):
+        if self._was_looked_at(kept.key):
             return False
-        self._looked[kept.key] = now
         try:
             state = self._cluster.look(node)
         except (ClusterError, OSError):
             return False
         return state.service in _OUT and state.ours and not self._may(kept, state)
+
+    def _was_looked_at(self, key: int) -> bool:
+        """Whether a node was looked at for a proposal lately; if not, it is now."""
+        now, last = self._state.clock.ticks(), self._looked.get(key)
+        if last is not None and now - last < _LOOK_AGAIN:
+            return True
+        self._looked[key] = now
+        return False
 
     # A new act --------------------------------------------------------------------------------------------------------
 
@@ -117,6 +127,8 @@ class Actor:
                 self._finish(kept, None, "already out", f"nothing is left to be done to {node}: {before.raw}")
                 return
             key = self._intend(kept, act, before, calls)
+            if key is None:
+                return
             self.forget_census()
             again = self._cluster.look(node)
             if (again.service, again.reason) != (before.service, before.reason):
@@ -125,8 +137,8 @@ class Actor:
             self._carry_out(key, kept, act, before, self._cluster.plan(act, again))
         except ConfigurationError as error:
             self._held(kept, "cluster", f"{error}", final=True)
-        except (ClusterError, OSError) as error:
-            self._refused(kept, str(error))
+        except (ClusterError, OSError, *DAMAGE) as error:
+            self._refused(kept, _said(error))
 
     def _may(self, kept: Kept, state: NodeState) -> bool:
         """Whether a node in this state is to be acted upon; where not, what that means is noted."""
@@ -144,8 +156,11 @@ class Actor:
             self._held(kept, "cluster", f"{what} ({state.raw or state.service})", retry=True)
         return False
 
-    def _intend(self, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> int:
+    def _intend(self, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> int | None:
+        """Note what is about to be done; None where a person has closed the proposal meanwhile."""
         with self._state.change():
+            if self._kept(kept.key).final:
+                return None
             key = self._book.add_intent(kept.key, act, before, calls, self._process)
             self._book.set_status(kept.key, "acting", f"about to {act.kind} {act.node}", attempt=True)
             record = {"calls": [str(call) for call in calls], "before": before.raw, "intent": key}
@@ -168,11 +183,11 @@ class Actor:
                 self._state.note("call", str(call), incident=act.incident, node=act.node, record={"intent": key})
             try:
                 said = self._cluster.carry_out(call)
-            except (ClusterError, OSError) as error:
-                said = str(error)
+            except (ClusterError, OSError, *DAMAGE) as error:
+                said = _said(error)
                 with self._state.change():
                     self._book.set_outcome(key, None, said)
-                    text = f"the cluster did not do it: {error}"
+                    text = f"the cluster did not do it: {said}"
                     self._book.set_status(kept.key, "failed", text, due=self._due(kept.attempts + 1))
                     self._note("refused", kept, text)
                     self._teller.ending(kept, "failed", text, [str(call)])
@@ -181,6 +196,8 @@ class Actor:
             with self._state.change():
                 self._book.set_status(kept.key, "acting", f"asked for: {said}, and not seen yet")
         intent = next(one for one in self._book.intents(proposal=kept.key) if one.key == key)
+        if intent.outcome is not None:
+            return  # a person has cleared the node meanwhile
         self._settle(intent, self._kept(kept.key), self._cluster.look(act.node))
 
     # What is not settled ----------------------------------------------------------------------------------------------
@@ -192,12 +209,12 @@ class Actor:
             if intent.started == 0:
                 self._abandon(intent.key, kept, "it was intended, and nothing was begun")
                 continue
-            if kept.final and intent.outcome == "unclear":
+            if intent.outcome == "unclear" and (kept.final or self._was_looked_at(kept.key)):
                 continue
             try:
                 self._settle(intent, kept, self._cluster.look(intent.act.node))
-            except (ClusterError, OSError) as error:
-                logger.warning("whether %s was done cannot be seen: %s", intent.act.kind, error)
+            except (ClusterError, OSError, *DAMAGE) as error:
+                logger.warning("whether %s was done cannot be seen: %s", intent.act.kind, _said(error))
 
     def _kept(self, key: int) -> Kept:
         return self._book.proposals(key=key)[0]
@@ -313,7 +330,8 @@ class Actor:
         """Note what holds a proposal, where that is new, inside `State.change`."""
         status: Status = {"observe": "observed", "expired": "expired"}.get(held.why, "held")  # type: ignore[assignment]
         text = f"{held.text}: {self.census_error}" if held.why == "cluster" and self.census_error else held.text
-        if (kept.status, kept.hold, kept.due, kept.final) == (status, held.why, held.until, held.final):
+        same = (kept.status, kept.hold, kept.final) == (status, held.why, held.final)
+        if same and _are_close(kept.due, held.until):
             return
         new = (kept.status, kept.hold) != (status, held.why)
         self._book.set_status(kept.key, status, text, hold=held.why, due=held.until, final=held.final)
@@ -333,3 +351,14 @@ class Actor:
         """Whether a proposal is to be looked at again. A time that is further off than any wait is one of a clock that was set."""
         now = self._state.clock.now()
         return kept.due is None or now >= kept.due or kept.due - now > _LONGEST
+
+
+def _said(error: BaseException) -> str:
+    """What an error says; of one that nobody foresaw, its kind too."""
+    return str(error) if isinstance(error, ClusterError | OSError | ConfigurationError) else repr(error)[:300]
+
+
+def _are_close(one: datetime | None, other: datetime | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < timedelta(seconds=5)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, RunFilesError
-from bitwitness.fleet.acting import Actor
+from bitwitness.fleet.acting import DAMAGE, Actor
 from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Cluster
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
@@ -42,7 +42,6 @@ BATCH = 100
 """Incidents that are picked up in one round: acts must not wait for the last of a storm."""
 _LONGEST_WAIT = 60.0
 _OF_BUDGET = ("nodes-per-hour", "cluster-share", "quiet-hours")
-_DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AssertionError, RecursionError)
 
 
 class Controller:
@@ -57,7 +56,7 @@ class Controller:
         inbox: a folder of runs that came over the network.
         notifiers: who is told; something else has to deliver (`outbox.Deliverer`, or `outbox.deliver`).
         read_signals: what the hardware says around an incident; default: as the policy says.
-        own: whether the runs are locked against other controllers.
+        own: whether the runs are locked against other controllers; False in a rehearsal, which writes nothing to them.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class Controller:
     ) -> None:
         self.state, self.cluster, self.policy, self.book = state, cluster, policy, Book(state)
         folders = (*parents, *([inbox] if inbox is not None else []))
-        self._runs = Runs(runs, folders, own=own)
+        self._runs = Runs(runs, folders, own=own, must_own=policy.act)
         self._signals = read_signals or SignalReader(policy)
         self._outbox = Outbox(state, [one.name for one in notifiers])
-        self._teller = Teller(self.book, self._outbox, policy.owner)
+        self._teller = Teller(self.book, self._outbox, policy.owner, touching=own)
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._actor = Actor(self.book, cluster, policy, self._teller, process)
-        self._requeuer = Requeuer(self.book, cluster, policy)
+        self._requeuer = Requeuer(self.book, cluster, policy, self._teller)
         self._known: set[str] = set()
         self._history: list[Naming] = []
         self._damaged: dict[Path, Stamp | None] = {}
@@ -226,7 +225,7 @@ class Controller:
         try:
             incident = read_incident(path)
             namings = namings_of(incident, str(run.path))
-        except (BitwitnessError, OSError, *_DAMAGE) as error:
+        except (BitwitnessError, OSError, *DAMAGE) as error:
             self._damaged[path] = stamp
             return Trouble(key, f"incident {path} cannot be read, and nothing is done about it: {error}")
         self._damaged.pop(path, None)
@@ -240,7 +239,7 @@ class Controller:
             serials = _serials(heard)
             signals = [one for one in heard if one.code != IDENTITY]
             proposals = propose(incident, str(run.path), signals, [*self._history, *namings], self.policy)
-        except (BitwitnessError, OSError, *_DAMAGE) as error:
+        except (BitwitnessError, OSError, *DAMAGE) as error:
             logger.exception("incident %s", incident.path)
             text = f"nothing can be decided about it ({error!r:.200}): a person must look"
             proposals = (Proposal(name, "", (), "contact", None, "low", text),)

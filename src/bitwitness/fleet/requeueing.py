@@ -10,9 +10,12 @@ import logging
 from datetime import timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Cluster, JobState
 from bitwitness.fleet.kept import Book, Requeue
+from bitwitness.fleet.notify import Severity
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.telling import Teller
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +31,11 @@ class Requeuer:
         book: what is kept.
         cluster: that has the jobs.
         policy: whether, and within which time.
+        teller: tells people.
     """
 
-    def __init__(self, book: Book, cluster: Cluster, policy: FleetPolicy) -> None:
+    def __init__(self, book: Book, cluster: Cluster, policy: FleetPolicy, teller: Teller) -> None:
+        self._teller = teller
         self._book, self._cluster, self._policy, self._state = book, cluster, policy, book.state
 
     def round(self) -> None:
@@ -43,7 +48,7 @@ class Requeuer:
                 self._look_after(row)
             except ConfigurationError as error:
                 self._end(row, "given up", str(error))
-            except (ClusterError, OSError) as error:
+            except (ClusterError, OSError, *DAMAGE) as error:
                 with self._state.change():
                     if str(error) != row.why:
                         self._note(row, "requeue refused", str(error))
@@ -112,6 +117,9 @@ class Requeuer:
         with self._state.change():
             self._book.set_requeue(row.incident, status=status, why=why)
             self._note(row, "requeued" if status == "done" else "not requeued", why)
+            severity: Severity = "info" if status == "done" else "warning"
+            what = "was started again" if status == "done" else "is NOT started again"
+            self._teller.trouble(f"job/{row.job}/{row.incident}", severity, f"bitwitness: job {row.job} {what}", why)
 
     def _note(self, row: Requeue, what: str, text: str, **record: object) -> None:
         self._state.note(what, text, incident=row.incident, record={"job": row.job, **record})

@@ -25,6 +25,7 @@ from bitwitness._version import __version__
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.fleet.clock import Clock, stamp
 from bitwitness.fleet.tables import SCHEMA, TABLES
+from bitwitness.runfiles.files import sync_folder
 
 NAME = "state.db"
 _WAL = ("-wal", "-shm", "-journal")
@@ -107,10 +108,12 @@ class State:
                 made.close()
             with suppress(FileExistsError):  # somebody else was faster: theirs
                 os.link(new, self.path)
+            sync_folder(self.folder)
         except (sqlite3.Error, OSError) as error:
             raise RunFilesError(f"{self.path} cannot be made: {error}: choose another --state") from error
         finally:
-            new.unlink(missing_ok=True)
+            with suppress(OSError):
+                new.unlink()
 
     def _open(self, check: bool) -> sqlite3.Connection:
         try:

@@ -27,9 +27,11 @@ class Teller:
         book: what is kept.
         outbox: where messages wait.
         owner: whom people are told to ask.
+        touching: whether anything may be written beside incidents; a rehearsal may not.
     """
 
-    def __init__(self, book: Book, outbox: Outbox, owner: str) -> None:
+    def __init__(self, book: Book, outbox: Outbox, owner: str, *, touching: bool = True) -> None:
+        self._touching = touching
         self._book, self._outbox, self._owner = book, outbox, owner
 
     def about(self, incident: str, calls: Sequence[str] = ()) -> About:
@@ -64,7 +66,7 @@ class Teller:
     def beside(self, kept: Kept, act: str, text: str) -> None:
         """A line of `actions.jsonl` beside the incident; called after what it tells is noted."""
         known = self._book.incident(kept.proposal.incident)
-        if known is None:
+        if known is None or not self._touching:
             return
         try:
             RunFiles(known.run).note_action(known.id, f"fleet {act}", node=kept.proposal.node, outcome=text)

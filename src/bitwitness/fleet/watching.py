@@ -62,12 +62,15 @@ class Runs:
         runs: their directories.
         parents: folders of such directories; new ones are picked up as they come.
         own: whether each is locked, so that nobody else watches it. Off for rehearsals, which touch nothing.
+        must_own: whether one that cannot be locked is left alone; whoever only observes may watch what cannot be written.
     """
 
-    def __init__(self, runs: Sequence[Path], parents: Sequence[Path], *, own: bool = True) -> None:
+    def __init__(
+        self, runs: Sequence[Path], parents: Sequence[Path], *, own: bool = True, must_own: bool = True
+    ) -> None:
         self._runs = tuple(dict.fromkeys(path.resolve() for path in runs))
         self._parents = tuple(dict.fromkeys(path.resolve() for path in parents))
-        self._own = own
+        self._own, self._must_own = own, must_own
         self._locks: dict[Path, Lock] = {}
 
     def now(self) -> tuple[list[RunFiles], list[Trouble]]:
@@ -82,7 +85,7 @@ class Runs:
                     wrong.append(Trouble(f"gone:{path}", f"{path} is gone: nothing of it is seen until it is back"))
                     continue
                 if self._own and path not in self._locks:
-                    self._locks[path] = Lock(path / RUN_LOCK, f"run {path}")
+                    self._lock(path)
                 found.append(RunFiles(path))
             except (ConfigurationError, RunFilesError, OSError) as error:
                 wrong.append(Trouble(f"run:{path}", f"{path} is not watched: {error}"))
@@ -100,6 +103,13 @@ class Runs:
                 continue
             paths += sorted(path for path in below if (path / "incidents").is_dir() or (path / "run.json").is_file())
         return list(dict.fromkeys(paths)), wrong
+
+    def _lock(self, path: Path) -> None:
+        try:
+            self._locks[path] = Lock(path / RUN_LOCK, f"run {path}")
+        except RunFilesError:
+            if self._must_own:
+                raise
 
     def _release(self, path: Path) -> None:
         lock = self._locks.pop(path, None)

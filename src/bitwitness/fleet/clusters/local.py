@@ -45,7 +45,7 @@ class LocalCluster:
     acts: frozenset[ActKind] = _ACTS
 
     def __init__(self, runs: Sequence[Path], parents: Sequence[Path] = ()) -> None:
-        self._runs, self._parents = tuple(runs), tuple(parents)
+        self._runs, self._parents = tuple(path.resolve() for path in runs), tuple(path.resolve() for path in parents)
 
     def look(self, node: str) -> NodeState:
         """The node in all runs: `in` while one of them would have it."""
