@@ -26,8 +26,7 @@ MAX_RECORDS = 10_000
 EVIDENCE_CHARACTERS = 240
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
-_BRACKET = re.compile(r"[\[{]")
-_INSIDE = re.compile(r"\s*+[\[{\"]")
+_BEGINNING = re.compile(r"""\{\s*+["}]|\[\s*+[\[{\]]""")
 _KEY = re.compile(r"\"\s*+:")
 _OWN = (b'"source"', b'"code"', b'"weight"')
 
@@ -54,21 +53,21 @@ def document(source: str | bytes | Path, limit: int = MAX_CHARACTERS) -> str:
 
 
 def json_values(text: str) -> tuple[list[Any], bool]:
-    """The JSON objects and lists in a text that may say other things before, between and behind them; whether one is broken.
+    """The JSON objects and lists of objects in a text that may say other things too; and whether one is broken.
 
-    Programs print warnings before their JSON. A bracket in such a warning begins no JSON, so the next one is tried, until
-    a text made to have many of them has cost as much as several long ones. What is left outside of all values and reads
-    like JSON is a piece of one that is damaged: then what was found may be a part of what there was.
+    Programs print warnings before their JSON, with brackets in them. Where something begins like JSON and is none, or a key
+    stands outside of all JSON, a document is damaged: then what was found may be a part of what there was. How much is tried
+    is bounded, because a text can be made of beginnings.
     """
     decoder, at, left = json.JSONDecoder(), 0, 8 * len(text) + 1000
     values, broken, end = [], False, 0
-    while left > 0 and (found := _BRACKET.search(text, at)) is not None:
+    while left > 0 and (found := _BEGINNING.search(text, at)) is not None:
         start = found.start()
         try:
             value, at = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            at, left = start + 1, left - (error.pos - start) - 100
-            broken |= _INSIDE.match(text, at) is not None
+            # Making the error counts the lines up to it, which is what a late failure costs.
+            at, left, broken = start + 1, left - (error.pos - start) - error.pos // 64 - 100, True
         except (ValueError, RecursionError):
             at, left, broken = start + 1, left - len(text) // 10 - 1000, True
         else:
