@@ -173,7 +173,8 @@ def slurm(count: int = 2, *, prepare: Callable[[Path], str] = lambda folder: "",
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _me() -> str:
+def me() -> str:
+    """The user as whom all of it runs."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -202,7 +203,7 @@ def _write(here: Slurm, more: str, cpus: int) -> None:
     lines.append(
         f"PartitionName=all Nodes={','.join(here.nodes)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO"
     )
-    text = CONFIG.format(port=here.ports["slurmctld"], user=_me(), folder=folder, more=more)
+    text = CONFIG.format(port=here.ports["slurmctld"], user=me(), folder=folder, more=more)
     (folder / "slurm.conf").write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
     (folder / "state").mkdir()
     for node in here.nodes:
@@ -223,29 +224,31 @@ def _munged(folder: Path) -> list[str]:
 
 
 def _end(here: Slurm) -> None:
-    """End what was started, and what Slurm has started for jobs: its step daemons name the folder in their files."""
-    with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-        here.run("scancel", f"--user={_me()}", check=False)
-    for process in reversed(here.processes.values()):
+    """End what was started, and what Slurm has started for jobs.
+
+    Jobs go first: a slurmd waits for its step daemons, and these for the job, longer than anybody wants to wait here.
+    """
+    own = {process.pid for process in here.processes.values()}
+    for process in here.processes.values():
         process.terminate()
+    end = time.monotonic() + 3
+    while left := [pid for pid in left_of(here.folder) if pid not in own]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
     for process in here.processes.values():
         try:
-            process.wait(timeout=3)
+            process.wait(timeout=0.3)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    end = time.monotonic() + 3
-    while left := _left(here.folder):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM if time.monotonic() < end - 2 else signal.SIGKILL)
-        if time.monotonic() > end:
-            break
-        time.sleep(0.1)
 
 
-def _left(folder: Path) -> list[int]:
-    """Processes that belong to this cluster: whose environment names its configuration."""
+def left_of(folder: Path) -> list[int]:
+    """Processes that belong to the cluster of a folder: whose environment names its configuration."""
     found = []
     mark = f"SLURM_CONF={folder}/slurm.conf".encode()
     for entry in Path("/proc").iterdir():

@@ -81,7 +81,7 @@ def test_what_has_landed_needs_no_call() -> None:
 
 
 def test_a_node_that_is_down_is_drained_on_top() -> None:
-    assert words("drain", NodeState("n2", "out", "DOWN*"))[3] == "State=DRAIN"
+    assert words("drain", NodeState("n2", "unknown", "DOWN*"))[3] == "State=DRAIN"
     assert words("drain", NodeState("n2", "in", "IDLE+MAINT"))[3] == "State=DRAIN"
 
 
@@ -107,13 +107,13 @@ def test_a_node_that_is_not_there_is_not_acted_upon() -> None:
         ("drain", IDLE, OURS, "yes"),
         ("drain", IDLE, replace(OURS, raw="MIXED+DRAIN", service="draining"), "yes"),
         ("drain", IDLE, IDLE, "no"),
-        ("drain", IDLE, NodeState("n2", "out", "DOWN*"), "no"),
+        ("drain", IDLE, NodeState("n2", "unknown", "DOWN*"), "no"),
         ("drain", IDLE, NodeState("n2", "absent"), "unknown"),
         ("drain", IDLE, NodeState("n2", "unknown", "UNKNOWN"), "unknown"),
         ("clear", OURS, IDLE, "yes"),
         ("clear", OURS, OURS, "no"),
         ("clear", OURS, THEIRS, "unknown"),
-        ("clear", OURS, NodeState("n2", "out", "DOWN*"), "yes"),
+        ("clear", OURS, NodeState("n2", "unknown", "DOWN*"), "yes"),
         ("reboot", IDLE, replace(IDLE, booted=AFTER), "yes"),
         ("reboot", IDLE, replace(OURS, raw="DOWN+DRAIN+REBOOT_ISSUED", reason=OURS.reason + " : reboot issued"), "yes"),
         ("reboot", IDLE, replace(THEIRS, raw="IDLE+DRAIN+REBOOT_REQUESTED"), "unknown"),

@@ -14,7 +14,7 @@ from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, 
 from bitwitness.fleet.clusters.slurm import SlurmCluster
 from bitwitness.fleet.clusters.slurm_command import Answer
 from bitwitness.fleet.clusters.slurm_rest import SlurmRest
-from tests.fleet.slurm.real import Slurm, need, slurm, until
+from tests.fleet.slurm.real import Slurm, left_of, me, need, slurm, until
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent.parent / "deploy" / "slurm"
 INCIDENT = "20261129T093015Z-4be1d2"
@@ -91,7 +91,7 @@ def test_a_node_is_drained_and_brought_back(here: Slurm, cluster: SlurmCluster) 
     assert cluster.census() == Census(3, 0)
     before, drained = carry_out(cluster, act("drain", "n2"))
     assert (before.service, before.raw) == ("in", "IDLE")
-    assert (drained.service, drained.raw, drained.reason_by) == ("out", "IDLE+DRAIN", "root")
+    assert (drained.service, drained.raw, drained.reason_by) == ("out", "IDLE+DRAIN", me())
     assert drained.reason == f"bitwitness {INCIDENT}: wrong numbers on GPU-1 (rank = 3)"
     assert drained.ours
     assert cluster.census() == Census(3, 1)
@@ -171,7 +171,7 @@ def test_through_slurmrestd(here: Slurm, cluster: SlurmCluster) -> None:
     words = ["slurmrestd", "-f", f"{here.folder}/slurm.conf", "-s", "v0.0.38", "-a", "rest_auth/local"]
     here.start("slurmrestd", *words, f"unix:{here.folder}/rest.sock", env={"SLURMRESTD_SECURITY": security})
     until((here.folder / "rest.sock").is_socket, "slurmrestd answers")
-    rest = SlurmRest(f"unix:{here.folder}/rest.sock", "root", runner=_runner(here))
+    rest = SlurmRest(f"unix:{here.folder}/rest.sock", me(), runner=_runner(here))
     assert rest.version == "v0.0.38"
     assert rest.look("n9") == NodeState("n9", "absent")
     assert rest.job("4242").state == "absent"
@@ -200,3 +200,13 @@ def test_the_signals_of_each_node_are_kept_beside_its_job(here: Slurm, cluster: 
     assert kept.read_text() == "[]\n"
     assert [file.name for file in kept.parent.iterdir() if file.name.startswith(".")] == []
     until(lambda: cluster.look("n2").service == "in", "n2 is still in service")
+
+
+def test_nothing_is_left_of_a_cluster() -> None:
+    need()
+    with slurm(1) as cluster:
+        cluster.submit(f"#!/bin/sh\nsetsid sleep 1000 &\ntouch {cluster.folder}/runs\nsleep 1000\n")
+        until((cluster.folder / "runs").exists, "the job runs")
+        assert len(left_of(cluster.folder)) >= 4
+    assert left_of(cluster.folder) == []
+    assert not cluster.folder.exists()

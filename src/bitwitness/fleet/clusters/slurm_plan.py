@@ -74,9 +74,9 @@ def _clear(node: str, state: NodeState, flags: frozenset[str], *, hyperpod: bool
 
 def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> Landed:
     """Whether an act that was intended at `before` has happened, by what the node shows now."""
-    if now.service in {"absent", "unknown"}:
-        return "unknown"
     flags = flags_of(now.raw)
+    if now.service == "absent" or (now.service == "unknown" and "DOWN" not in flags):
+        return "unknown"
     if act.kind == "drain":
         return "yes" if flags & {"DRAIN", "FAIL"} else "no"  # by whom, the reason says
     if act.kind == "clear":

@@ -77,10 +77,13 @@ def service_of(flags: frozenset[str]) -> Service:
     """Whether a node takes jobs, by what an administrator or Slurm has decided.
 
     A reservation for maintenance ends by itself, a node that does not answer may answer again, and one that is powered down is
-    powered up for a job: none of these keeps a node out, so that a drain still has to be put on top of them.
+    powered up for a job: none of these keeps a node out, so that a drain still has to be put on top of them. One that went down
+    because it does not answer may be back in service at any time (ReturnToService): it has to be looked at again.
     """
     if "FUTURE" in flags:
         return "absent"
+    if flags >= {"DOWN", "NOT_RESPONDING"} and not flags & {"DRAIN", "FAIL"}:
+        return "unknown"
     if flags & _OUT:
         return "draining" if flags & _BUSY and not flags & {"DOWN", "ERROR"} else "out"
     return "in" if flags & _TAKES else "unknown"
