@@ -283,10 +283,10 @@ class Controller:
         condemned = self.book.condemned()
         there = {run.path for run in files}
         seen = [one for path, each in self._sightings.items() if path in there for one in each]
-        told = {(one["device"], one["incident"], one["node"]) for one in self.book.returns()}
+        told = {(one["device"], one["incident"], one["node"], one["since"]) for one in self.book.returns()}
         for back in returned(condemned, seen):
             was, now = back.condemned, back.sighting
-            if (was.device, was.incident, now.node) in told:
+            if (was.device, was.incident, now.node, was.time) in told:
                 continue
             logger.critical("%s", back.text)
             with self.state.change():

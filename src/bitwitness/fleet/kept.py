@@ -437,21 +437,13 @@ class Book:
     def add_return(self, back: Return) -> bool:
         """A condemned device was seen again; whether that is new."""
         was, seen = back.condemned, back.sighting
-        if self.state.read(
-            "SELECT 1 FROM returns WHERE device = ? AND incident = ? AND node = ?",
-            (was.device, was.incident, seen.node),
-        ):
-            return False
-        self.state.write(
-            "INSERT INTO returns VALUES (?, ?, ?, ?, ?)",
-            (was.device, was.incident, seen.node, self.state.stamp(), back.text),
-        )
-        return True
+        row = (was.device, was.incident, seen.node, was.time, self.state.stamp(), back.text)
+        return self.state.write("INSERT OR IGNORE INTO returns VALUES (?, ?, ?, ?, ?, ?)", row) > 0
 
     def returns(self) -> list[dict[str, str]]:
         """Devices that came back and that nobody has cleared."""
-        names = ("device", "incident", "node", "time", "text")
-        rows = self.state.read("SELECT device, incident, node, time, text FROM returns ORDER BY time")
+        names = ("device", "incident", "node", "since", "time", "text")
+        rows = self.state.read("SELECT device, incident, node, since, time, text FROM returns ORDER BY time")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def forget(self, node: str, devices: Iterable[str]) -> None:

@@ -73,8 +73,8 @@ def deliver(state: State, notifiers: Sequence[Notifier], stop: threading.Event |
     for notifier in notifiers:
         rows = state.read(
             "SELECT id, time, severity, subject, text, record, attempts FROM deliveries JOIN outbox ON id = message "
-            "WHERE notifier = ? AND delivered IS NULL AND due <= ? ORDER BY time, id LIMIT ?",
-            (notifier.name, state.stamp(), _BATCH),
+            "WHERE notifier = ? AND delivered IS NULL AND (due <= ? OR due > ?) ORDER BY time, id LIMIT ?",
+            (notifier.name, state.stamp(), state.stamp(state.clock.now() + 2 * _LONGEST), _BATCH),
         )
         for name, time, severity, subject, text, record, attempts in rows:
             if stop is not None and stop.is_set():

@@ -154,10 +154,10 @@ class State:
             raise RunFilesError(f"{self.path} cannot be read: {error}") from error
 
     def write(self, query: str, values: Sequence[Any] = ()) -> int:
-        """Change something, inside `change`; the number of the row that was added, or of the rows that were changed."""
+        """Change something, inside `change`; of INSERT INTO the number of the row, of all else how many rows were changed."""
         assert self._connection.in_transaction, "what is changed alone may contradict what should have come with it"
         done = self._connection.execute(query, values)
-        return int(done.lastrowid or 0) if query.startswith("INSERT") else done.rowcount
+        return int(done.lastrowid or 0) if query.startswith("INSERT INTO") else done.rowcount
 
     @contextmanager
     def change(self) -> Iterator[None]:

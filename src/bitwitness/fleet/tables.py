@@ -112,9 +112,10 @@ CREATE TABLE returns (
     device TEXT NOT NULL,
     incident TEXT NOT NULL,
     node TEXT NOT NULL,
+    since TEXT NOT NULL,
     time TEXT NOT NULL,
     text TEXT NOT NULL,
-    PRIMARY KEY (device, incident, node)
+    PRIMARY KEY (device, incident, node, since)
 ) WITHOUT ROWID;
 
 -- What is said once, and is said again only after it was over.

@@ -43,10 +43,10 @@ class Teller:
         return About(run=known.run, incident=str(known.path), headline=known.headline, job=known.job, **shared)  # type: ignore[arg-type]
 
     def ending(self, kept: Kept, ending: Ending, why: str, calls: Sequence[str] = (), *, hold: str = "") -> None:
-        """Where a proposal stands. What holds a node is told once, not once an incident: a storm names a node often."""
+        """Where a proposal stands. What holds a node is told once a day, not once an incident: a storm names it often."""
         node = kept.proposal.node
         told = {"held": f"told:{node}:{hold}", "already out": f"told:{node}:out"}.get(ending)
-        if told is not None and not self._book.state.say_once(told, ending):
+        if told is not None and not self._book.state.say_once(told, self._book.state.stamp()[:10]):
             return
         message = compose(kept.proposal, ending, why, self.about(kept.proposal.incident, calls), hold=hold)
         if kept.number >= RETURNED:  # the same incident, told a second time because its device came back
@@ -55,7 +55,9 @@ class Teller:
 
     def back(self, found: Return) -> None:
         """A condemned device is in service again."""
-        self._outbox.put(compose_return(found, self.about(found.condemned.incident)))
+        message = compose_return(found, self.about(found.condemned.incident))
+        since = found.condemned.time  # of a device that was taken out twice, the second return is another one
+        self._outbox.put(replace(message, id=f"{message.id}-{since}"))
 
     def trouble(self, key: str, severity: Severity, subject: str, text: str) -> None:
         """Something about the controller itself, or about what it watches."""
