@@ -53,7 +53,7 @@ def test_the_exact_commands() -> None:
     tagged = f"bitwitness {INCIDENT}: wrong numbers"
     assert words("drain") == ["scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={tagged}"]
     assert words("clear", OURS) == ["scontrol", "update", "NodeName=n2", "State=UNDRAIN"]
-    assert words("reboot") == ["scontrol", "reboot", "ASAP", "nextstate=RESUME", f"reason={tagged}", "n2"]
+    assert words("reboot") == ["scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={tagged}", "n2"]
 
 
 @pytest.mark.parametrize(("kind", "exact"), [("replace", "Action:Replace"), ("reboot", "Action:Reboot")])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from bitwitness.cli.advice import next_steps
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.clusters import slurm_command
 from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, NodeState
 from bitwitness.fleet.clusters.slurm import SlurmCluster
 from bitwitness.fleet.clusters.slurm_command import Answer
 from bitwitness.fleet.clusters.slurm_rest import SlurmRest
+from tests.fleet.incidents import incident, topology, verdict
 from tests.fleet.slurm.real import Slurm, left_of, me, need, slurm, until
 
 SCRIPTS = Path(__file__).resolve().parent.parent.parent.parent / "deploy" / "slurm"
@@ -128,6 +131,16 @@ def test_hyperpods_words(here: Slurm) -> None:
     until(lambda: here.states()["n2"] == "idle", "n2 is idle again")
 
 
+def test_the_command_that_incident_show_advises(here: Slurm, cluster: SlurmCluster) -> None:
+    found = incident(found=verdict(topology(), (2,)))
+    (line,) = [line for step in next_steps(found) for line in step.commands if line.startswith("scontrol")]
+    here.run(*shlex.split(line))
+    drained = cluster.look("n1")
+    assert (drained.service, drained.reason) == ("out", f"bitwitness {found.path.name}")
+    assert drained.ours  # so that `fleet clear` can take it back
+    carry_out(cluster, act("clear", "n1"))
+
+
 def test_a_busy_node_drains_and_its_job_starts_again_elsewhere(here: Slurm, cluster: SlurmCluster) -> None:
     gate = here.folder / "gate"
     script = f"#!/bin/sh\nwhile [ ! -e {gate} ]; do sleep 0.1; done\n[ $SLURM_RESTART_COUNT ] && exit 0\nexit 160\n"
@@ -162,8 +175,15 @@ def test_a_reboot_is_asked_for_and_seen(here: Slurm, cluster: SlurmCluster) -> N
     until((here.folder / "reboots").exists, "Slurm has rebooted it")
     here.stop("n1")
     here.start_node("n1", "-b")  # as after a reboot
-    until(lambda: cluster.look("n1").service == "in" and cluster.look("n1").booted != "", "n1 is back")
-    assert cluster.landed(asked, before, cluster.look("n1")) == "yes"
+    until(lambda: cluster.look("n1").raw == "DOWN" and cluster.look("n1").booted != "", "n1 is back")
+    back = cluster.look("n1")
+    assert cluster.landed(asked, before, back) == "yes"
+    assert (back.service, back.ours) == (
+        "out",
+        True,
+    )  # what computed wrongly before it was booted gets no job by itself
+    carry_out(cluster, act("clear", "n1"))
+    until(lambda: here.states()["n1"] == "idle", "n1 is idle again")
 
 
 def test_through_slurmrestd(here: Slurm, cluster: SlurmCluster) -> None:

@@ -26,10 +26,10 @@ _BOOTED = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A new state of a node; where `reboot`, the node is to be booted when it has no job."""
+    """A new state of a node; where `reboot`, the one that it has after it was booted, once it has no job."""
 
     node: str
-    state: Literal["DRAIN", "UNDRAIN", "FAIL", "RESUME"]
+    state: Literal["DRAIN", "UNDRAIN", "FAIL", "RESUME", "DOWN"]
     reason: str = ""
     reboot: bool = False
 
@@ -54,7 +54,7 @@ def change(act: Act, state: NodeState, *, hyperpod: bool) -> Change | None:
             return _clear(node, state, flags, hyperpod=hyperpod)
         case "reboot" if not hyperpod:
             wanted = flags & {"REBOOT_REQUESTED", "REBOOT_ISSUED"}
-            return None if wanted and _tagged(act, state) else Change(node, "RESUME", reason, reboot=True)
+            return None if wanted and _tagged(act, state) else Change(node, "DOWN", reason, reboot=True)
         case "reboot" | "replace" if hyperpod:
             done = "FAIL" in flags and state.reason == HYPERPOD[act.kind]
             return None if done else Change(node, "FAIL", HYPERPOD[act.kind])
@@ -63,13 +63,17 @@ def change(act: Act, state: NodeState, *, hyperpod: bool) -> Change | None:
 
 
 def _clear(node: str, state: NodeState, flags: frozenset[str], *, hyperpod: bool) -> Change | None:
-    """Undrain takes back a drain and nothing else: a node that is down as well stays down."""
-    if not flags & {"DRAIN", "FAIL"}:
+    """Undrain takes back a drain and nothing else: a node that is down as well stays down.
+
+    One that is down because we had it rebooted has nothing else to wait for.
+    """
+    rebooted = "DOWN" in flags and state.service == "out" and state.ours
+    if not flags & {"DRAIN", "FAIL"} and not rebooted:
         return None
     if not state.ours and not (hyperpod and state.reason in HYPERPOD.values()):
         by = state.reason_by or "somebody"
         raise ConfigurationError(f"{node} was taken out by {by} ({state.reason or 'no reason'!r:.200}), not by {TAG}")
-    return Change(node, "UNDRAIN")
+    return Change(node, "UNDRAIN" if flags & {"DRAIN", "FAIL"} else "RESUME")
 
 
 def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> Landed:
@@ -80,7 +84,7 @@ def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> La
     if act.kind == "drain":
         return "yes" if flags & {"DRAIN", "FAIL"} else "no"  # by whom, the reason says
     if act.kind == "clear":
-        if not flags & {"DRAIN", "FAIL"}:
+        if not flags & {"DRAIN", "FAIL"} and not (now.service == "out" and now.ours):
             return "yes"
         return "no" if (now.raw, now.reason) == (before.raw, before.reason) else "unknown"
     if act.kind == "replace" and before.instance and now.instance and before.instance != now.instance:
