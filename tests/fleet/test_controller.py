@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bitwitness.fleet.clearing import clear
-from bitwitness.fleet.clusters import Act, Call, FakeCluster, NodeState
+from bitwitness.fleet.clusters import Act, Call, Census, FakeCluster, NodeState
 from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
 from bitwitness.fleet.outbox import deliver
@@ -160,6 +160,23 @@ def test_a_clock_that_is_set_neither_refills_the_budget_nor_stops_it(play: Rehea
     assert len(play.cluster.calls()) == 2
 
 
+def test_what_is_not_shown_yet_counts_against_the_budget(play: Rehearsal) -> None:
+    play.begin(nodes_per_hour=1)
+    play.cluster.slow_to_show(10_000)
+    play.incident(1, ranks=(0, 1))
+    play.rounds(5)
+    assert play.cluster.calls() == [("drain", "n0")]
+
+
+def test_what_is_not_counted_yet_counts_against_the_share(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    play.begin(cluster_share=0.25)
+    play.cluster.slow_to_show(10_000)
+    monkeypatch.setattr(play.cluster, "census", lambda: Census(4, 0))
+    play.incident(1, ranks=(0, 1))
+    play.rounds(5)
+    assert play.cluster.calls() == [("drain", "n0")]
+
+
 def test_what_waits_for_too_long_is_left_to_a_person(play: Rehearsal) -> None:
     play.begin(nodes_per_hour=1, act_within=HOUR / 2)
     play.incident(1, ranks=(0, 1))
@@ -292,6 +309,34 @@ def test_a_node_that_somebody_takes_out_between_two_looks_is_theirs(
     assert play.cluster.calls() == []
     assert [one.outcome for one in play.controller.book.intents()] == ["not done"]
     assert play.kept("n1")[0].hold == "not-ours"
+
+
+def test_a_node_that_somebody_takes_out_after_a_refusal_is_theirs(play: Rehearsal) -> None:
+    play.cluster.refuse(1)
+    play.incident()
+    play.rounds()
+    play.cluster.take_out("n1", "mine", by="kim")
+    play.rounds(3)
+    (kept,) = play.kept("n1")
+    assert (kept.status, kept.hold, kept.final) == ("held", "not-ours", True)
+    assert read_condemned(play.state.folder / CONDEMNED) == []
+
+
+def test_a_node_that_is_cleared_while_it_is_looked_at_stays_in(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = play.cluster.look
+
+    def cleared(node: str) -> NodeState:
+        monkeypatch.setattr(play.cluster, "look", look)
+        clear(play.state, play.cluster, node, "it was a test", "kim@head")
+        return look(node)
+
+    monkeypatch.setattr(play.cluster, "look", cleared)
+    play.incident()
+    play.rounds(3)
+    assert play.cluster.calls() == []
+    assert play.statuses() == {"n1": "cleared"}
 
 
 def test_an_adapter_with_a_mistake_stops_no_other_node(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
