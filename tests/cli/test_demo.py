@@ -7,15 +7,18 @@ tests/examples/test_report.py.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from bitwitness.cli.main import cli
 from bitwitness.examples.plan import Settings
 from bitwitness.runfiles import RunFiles, read_incident
 
+EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
 THREE = ["--nodes", "3", "--ranks-per-node", "1", "--steps", "6"]
 TWO = ["--nodes", "2", "--ranks-per-node", "1", "--steps", "6"]
 
@@ -76,6 +79,7 @@ def test_a_wrong_matrix_product(tmp_path: Path) -> None:
     assert "equal, bit for bit" in Path(record["report"]).read_text()
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="a demo more: BITWITNESS_EXHAUSTIVE=1")
 def test_nothing_wrong(tmp_path: Path) -> None:
     record = report(demo("--fault", "none", "--json", "--run-dir", tmp_path / "run", *TWO))
     assert record["status"] == "clean"
@@ -87,6 +91,7 @@ def test_nothing_wrong(tmp_path: Path) -> None:
     assert (record["generations"], record["final_weights_equal_clean_run"]) == (1, True)
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="a demo more: BITWITNESS_EXHAUSTIVE=1")
 def test_a_weight_in_memory_as_a_person_reads_it(tmp_path: Path) -> None:
     """It strikes once, so the same nodes go on and finish."""
     done = demo("--fault", "weight", "--run-dir", tmp_path / "run", "--seed", "3", *TWO)
