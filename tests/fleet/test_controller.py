@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,12 +13,9 @@ from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import Act, Call, Census, FakeCluster, NodeState
 from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
-from bitwitness.fleet.outbox import deliver
-from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
-from bitwitness.fleet.watching import SignalReader
-from bitwitness.runfiles import RunFiles, read_actions, read_incident
-from tests.fleet.rehearsal import ACT, Rehearsal
+from bitwitness.runfiles import read_actions
+from tests.fleet.rehearsal import Rehearsal
 
 HOUR = timedelta(hours=1)
 DRAINED = [("drain", "n1")]
@@ -448,164 +443,3 @@ def test_a_requeue_that_was_cut_off_is_not_repeated(play: Rehearsal) -> None:
     play.rounds(5, timedelta(minutes=2))
     assert len(play.cluster.calls(kind="requeue")) == 1
     assert [one.status for one in play.controller.book.requeues(waiting=False)] == ["done"]
-
-
-# What is wrong elsewhere ----------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_incident_stops_no_other_and_is_said_once(play: Rehearsal) -> None:
-    bad = play.incident(1, ranks=(2,)) / "incident.json"
-    whole = bad.read_text()
-    bad.write_text(whole[:200])
-    play.incident(2)
-    play.rounds(5)
-    assert play.cluster.calls() == DRAINED
-    assert len(play.trail("trouble")) == 1
-    bad.write_text(whole)
-    play.rounds(2)
-    assert play.cluster.calls() == [*DRAINED, ("drain", "n2")]
-    assert len(play.trail("over")) == 1
-    assert play.state.said("damaged:") == {}
-
-
-def test_a_run_that_vanishes_is_said_once_and_comes_back(play: Rehearsal) -> None:
-    play.rounds()
-    away = play.run_dir.rename(play.folder / "away")
-    play.rounds(3)
-    assert len(play.trail("trouble")) == 1
-    away.rename(play.run_dir)
-    play.incident()
-    play.rounds(2)
-    assert play.cluster.calls() == DRAINED
-    assert len(play.trail("over")) == 1
-
-
-def test_runs_that_come_later_are_picked_up(play: Rehearsal) -> None:
-    play.controller._runs._parents += (play.folder / "runs",)
-    play.rounds()
-    play.incident(run_dir=play.folder / "runs" / "late")
-    play.rounds(2)
-    assert play.cluster.calls() == DRAINED
-
-
-def test_a_message_that_is_refused_is_handed_over_later_and_once(play: Rehearsal) -> None:
-    play.listener.refuses = True
-    play.incident()
-    play.rounds(3)
-    assert play.told() == []
-    play.listener.refuses = False
-    play.begin()
-    play.rounds(3, timedelta(minutes=1))
-    assert len(play.told()) == 1
-    assert deliver(play.state, [play.listener]) == 0
-
-
-# Devices that come back -----------------------------------------------------------------------------------------------
-
-
-def started(play: Rehearsal, node: str, name: str = "later") -> None:
-    """A job starts, and n1's old device is in this node."""
-    where = [{**one, "node": node} if one["node"] == "n1" else one for one in play.where.to_json()]
-    where = [one for one in where if one["node"] != node or one["device"] == "GPU-n1-0"]
-    where = [{**one, "rank": rank} for rank, one in enumerate(where)]
-    files = RunFiles(play.run_dir if name == "" else play.folder / "runs" / name).create()
-    files.write_run({"placement": where, "started": play.clock.wall.isoformat()})
-
-
-@pytest.mark.parametrize("node", ["n1", "n3"])
-def test_a_device_that_comes_back_is_said_loudly_once_and_its_node_drained(play: Rehearsal, node: str) -> None:
-    (play.folder / "runs").mkdir()
-    play.controller._runs._parents += (play.folder / "runs",)
-    started(play, "n1", "")
-    play.incident()
-    play.rounds(2)
-    play.cluster.take_in("n1")  # with a note that it was repaired
-    play.clock.move(HOUR)
-    started(play, node)
-    play.rounds(3)
-    play.begin()
-    play.controller._runs._parents += (play.folder / "runs",)
-    play.rounds(3)
-    loud = [one for one in play.listener.got if one.severity == "critical"]
-    assert len(loud) == 1
-    assert "SAME SILICON" in loud[0].text
-    assert len(play.trail("returned")) == 1
-    assert play.cluster.calls() == [("drain", "n1"), ("drain", node)]
-    assert len(play.controller.book.returns()) == 1
-
-
-def test_a_device_that_comes_back_a_second_time_is_said_a_second_time(play: Rehearsal) -> None:
-    started(play, "n1", "")
-    play.incident()
-    play.rounds(2)
-    for _ in range(2):
-        play.cluster.take_in("n1")
-        play.clock.move(HOUR)
-        started(play, "n1", "")
-        play.rounds(3)
-    assert len([one for one in play.listener.got if one.severity == "critical"]) == 2
-    assert play.cluster.calls() == DRAINED * 3
-
-
-def test_a_device_that_a_person_cleared_may_come_back(play: Rehearsal) -> None:
-    started(play, "n1", "")
-    play.incident()
-    play.rounds(2)
-    clear(play.state, play.cluster, "n1", "tested for a week", "kim@head")
-    play.clock.move(HOUR)
-    started(play, "n1", "")
-    play.rounds(3)
-    assert play.cluster.calls() == [*DRAINED, ("clear", "n1")]
-    assert read_condemned(play.state.folder / CONDEMNED) == []
-    assert play.trail("returned") == []
-
-
-def test_a_serial_number_recognises_a_device_under_another_name(play: Rehearsal) -> None:
-    evidence = "pci=0000:9b:00 serial=1650921"
-    play.signals = [Signal("nvml", IDENTITY, "GPU-n1-0", None, "noise", "none", "x", host="n1", evidence=evidence)]
-    play.incident()
-    play.rounds()
-    assert [one.serial for one in play.controller.book.condemned()] == ["1650921"]
-    assert play.kept("n1")[0].proposal.signals == ()
-
-
-# Signals --------------------------------------------------------------------------------------------------------------
-
-
-def test_signals_come_from_logs_and_from_beside_the_run_and_from_no_other_node(play: Rehearsal) -> None:
-    line = "2026-11-29T11:59:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=x, DBE"
-    (play.folder / "n1.log").write_text(line)
-    (play.folder / "n2.log").write_text(line.replace(" 48,", " 64,"))
-    beside = play.run_dir / "signals" / "n1"
-    beside.mkdir(parents=True)
-    (beside / "dmesg").write_text(line.replace(" 48,", " 63,"))
-    (beside / "broken.json").write_text("{")
-    policy = replace(
-        ACT, logs=(f"{play.folder}/{{node}}.log", f"{play.folder}/absent-{{node}}"), metrics="http://127.0.0.1:9"
-    )
-    found = SignalReader(policy)(read_incident(play.incident()))
-    codes = {one.code for one in found}
-    assert {"xid:48", "xid:63", "logs:absent"} <= codes
-    assert "xid:64" not in codes
-    assert any(one.kind == "no-evidence" and "127.0.0.1" in one.reason + one.origin for one in found)
-
-
-def test_a_log_that_hangs_is_said_and_not_asked_again(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, asked = threading.Event(), []
-
-    def hang(*_: object) -> list[Signal]:
-        asked.append(1)
-        go.wait(60)
-        return []
-
-    reader = SignalReader(replace(ACT, logs=("/{node}.log",)), patience=0.01)
-    monkeypatch.setattr(reader, "_logs", hang)
-    incident = read_incident(play.incident())
-    for _ in range(3):
-        assert [one.code for one in reader(incident)] == ["logs:hangs"]
-    go.set()
-    assert len(asked) == 1
-
-
-def test_an_unattributed_incident_asks_for_no_signals(play: Rehearsal) -> None:
-    assert SignalReader(replace(ACT, logs=("/{node}.log",)))(read_incident(play.incident(ranks=()))) == []

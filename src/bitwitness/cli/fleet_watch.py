@@ -216,7 +216,7 @@ def _remember(state: State, asked: Asked) -> None:
     }
     file = "" if asked.policy_file is None else str(asked.policy_file.absolute())
     with state.change():
-        state.set_about(sources=json.dumps(sources), policy=file)
+        state.set_about(sources=json.dumps(sources, default=str), policy=file)
 
 
 def _serve(asked: Asked, listen: tuple[str, int], inbox: Path | None) -> Any:

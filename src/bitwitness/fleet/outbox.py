@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bitwitness.errors import BitwitnessError, RunFilesError
+from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.fleet.clock import Clock
 from bitwitness.fleet.notify import Message, Notifier
 from bitwitness.fleet.state import State
@@ -31,10 +31,18 @@ class Outbox:
     Args:
         state: where they are.
         names: of the notifiers to which new messages go.
+
+    Raises:
+        ConfigurationError: two have one name, so nobody could say which of them has got a message.
     """
 
     def __init__(self, state: State, names: Sequence[str]) -> None:
         self._state, self._names = state, tuple(names)
+        twice = sorted({name for name in self._names if self._names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(
+                f"several ways to notify are called {', '.join(twice)}: give each a name of its own (name = ...)"
+            )
 
     def put(self, message: Message) -> None:
         """Have it delivered, inside `State.change`; one that was put already is not put again."""
