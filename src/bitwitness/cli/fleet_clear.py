@@ -99,6 +99,5 @@ def _show(done: Cleared, freed: Sequence[str], quarantine: bool, dry: bool, as_j
     if done.closed:
         screen.print(styled(f"{done.closed} proposals that waited for it are closed"))
     if not quarantine:
-        screen.print(
-            styled("Quarantines of runs are separate: --quarantine, or bitwitness quarantine clear RUN_DIR ...")
-        )
+        text = "Quarantines of runs are separate: --quarantine, or bitwitness quarantine clear RUN_DIR ..."
+        screen.print(styled(text), soft_wrap=True)
