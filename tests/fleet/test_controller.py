@@ -443,3 +443,23 @@ def test_a_requeue_that_was_cut_off_is_not_repeated(play: Rehearsal) -> None:
     play.rounds(5, timedelta(minutes=2))
     assert len(play.cluster.calls(kind="requeue")) == 1
     assert [one.status for one in play.controller.book.requeues(waiting=False)] == ["done"]
+    assert play.cluster.job("7").raw == "pending", "what the killed one had held is released"
+    assert len(play.cluster.calls(kind="release")) == 1
+
+
+def test_a_job_is_started_again_without_nodes_that_others_took_out(play: Rehearsal) -> None:
+    play.cluster.add_job("7", state="ended", exit_code=160)
+    play.cluster.take_out("n2", "bad fan", by="anna")
+    play.incident(ranks=(1, 2), scheduler_job="fake:7")
+    play.rounds(3, timedelta(seconds=10))
+    assert play.cluster.job("7").excluded == ("n1", "n2")
+
+
+def test_what_happened_long_before_the_controller_came_is_left_to_a_person(play: Rehearsal) -> None:
+    play.incident(number=1, ranks=(1,))
+    play.clock.move(timedelta(days=90))
+    play.incident(number=2, ranks=(2,))
+    play.clock.move(timedelta(hours=23))
+    play.rounds(2)
+    assert play.cluster.calls() == [("drain", "n2")]
+    assert play.statuses() == {"n1": "expired", "n2": "done"}

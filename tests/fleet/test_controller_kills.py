@@ -235,7 +235,7 @@ def expect(folder: Path) -> None:
         assert [one.status for one in Book(state).requeues(waiting=False)] == ["done"]
         assert len(state.read("SELECT 1 FROM outbox WHERE subject LIKE '%: drained %'")) == 1
         assert len(state.read("SELECT 1 FROM audit WHERE what = 'incident'")) == 4
-    assert cluster_of(folder, clock).calls() == [("drain", "n1"), ("requeue", "7")]
+    assert cluster_of(folder, clock).calls() == [("drain", "n1"), ("requeue", "7"), ("release", "7")]
 
 
 @pytest.mark.usefixtures("quick")

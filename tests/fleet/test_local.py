@@ -154,12 +154,12 @@ def test_a_rehearsal_shows_what_would_be_and_touches_nothing(tmp_path: Path) -> 
     do(cluster, DRAIN)
     assert (cluster.look("n1").ours, cluster.census()) == (True, Census(2, 1))
     assert cluster.landed(DRAIN, before, cluster.look("n1")) == "yes"
-    (requeue,) = cluster.plan_requeue(cluster.job("7"), ["n1"])
-    cluster.carry_out(requeue)
+    for call in cluster.plan_requeue(cluster.job("7"), ["n1"]):
+        cluster.carry_out(call)
     assert (cluster.job("7").state, cluster.job("7").restarts) == ("pending", 1)
     do(cluster, CLEAR)
     assert cluster.look("n1").service == "in"
-    assert [call.words[1] for call in cluster.calls] == ["drain", "requeue", "clear"]
+    assert [call.words[1] for call in cluster.calls] == ["drain", "requeue", "release", "clear"]
     assert real.calls() == []
 
 

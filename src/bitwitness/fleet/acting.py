@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.budget import Hold, hold
 from bitwitness.fleet.clusters.base import Act, Call, Census, Cluster, NodeState, valid_node
-from bitwitness.fleet.kept import Book, Intent, Kept, Status
+from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.telling import Teller
 
@@ -66,8 +66,29 @@ class Actor:
             acted = self._book.acted(HOUR, but=but)
         else:
             self._acted = acted = self._book.acted(HOUR) if self._acted is None else self._acted
-        made, census = now - kept.waited, self._counted()
+        made, census = min(now - kept.waited, self._happened(kept) or now), self._counted()
         return hold(kept.proposal, made=made, acted=acted, census=census, now=now, policy=self._policy)
+
+    def _happened(self, kept: Kept) -> datetime | None:
+        """When the incident was: a controller that is new to a run must not act on what was repaired months ago.
+
+        Not of a device that came back, which is news however old its incident is.
+        """
+        known = self._book.incident(kept.proposal.incident)
+        if known is None or kept.number >= RETURNED:
+            return None
+        try:
+            said = datetime.fromisoformat(known.time)
+        except ValueError:
+            return None
+        return said if said.tzinfo is not None else None
+
+    def _is_ours(self, state: NodeState) -> bool:
+        """Whether we took a node out: by its reason, or where HyperPod leaves no room for ours there, by what was done."""
+        if state.ours:
+            return True
+        mine = (one for one in self._book.intents(node=state.node) if one.outcome == "done")
+        return state.reason.startswith("Action:") and any(one.act.kind in ("reboot", "replace") for one in mine)
 
     def _counted(self) -> Census | None:
         """The census of this round; what was begun and is not shown yet counts as out already."""
@@ -97,7 +118,7 @@ class Actor:
             state = self._cluster.look(node)
         except (ClusterError, OSError):
             return False
-        return state.service in _OUT and state.ours and not self._may(kept, state)
+        return state.service in _OUT and self._is_ours(state) and not self._may(kept, state)
 
     def _was_looked_at(self, key: int) -> bool:
         """Whether a node was looked at for a proposal lately; if not, it is now."""
@@ -145,7 +166,7 @@ class Actor:
         node = kept.proposal.node
         if state.service == "in":
             return True
-        if state.service in _OUT and state.ours:
+        if state.service in _OUT and self._is_ours(state):
             self._finish(kept, None, "already out", f"{node} was taken out before: {state.reason}")
         elif state.service in _OUT:
             whose = f" by {state.reason_by}" if state.reason_by else ""

@@ -54,7 +54,7 @@ def hold(
 
     Args:
         proposal: one with an act.
-        made: when it was made.
+        made: when the incident was, or when it was proposed: whichever is earlier.
         acted: when which node was touched: every act that was begun, whatever became of it.
         census: the cluster now; None where it could not be asked, which holds everything.
         now: the time.
@@ -68,12 +68,9 @@ def hold(
             "protected", f"{proposal.node} is protected by {pattern!r} in the policy: a person must act", final=True
         )
     if now - made > policy.act_within:
-        waited = policy.act_within.total_seconds() / 3600
-        return Hold(
-            "expired",
-            f"not done within {waited:g} h (act_within): what was found may not hold any more, a person must look",
-            final=True,
-        )
+        limit = policy.act_within.total_seconds() / 3600
+        text = f"older than {limit:g} h (act_within): what was found may not hold any more, a person must look"
+        return Hold("expired", text, final=True)
     for hours in policy.quiet_hours:
         until = hours.until(now)
         if until is not None:

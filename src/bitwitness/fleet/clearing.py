@@ -62,8 +62,9 @@ def clear(
     if not why.strip():
         raise ConfigurationError("returning a node needs a reason: what was repaired or found out?")
     before = cluster.look(valid_node(node))
-    _refuse(before)
     book = Book(state)
+    done_before = [one.act.kind for one in book.intents(node=node) if one.outcome == "done"]
+    _refuse(before, replaced=bool({"reboot", "replace"} & set(done_before)))
     act = Act("clear", node, "", one_line(why))
     calls = cluster.plan(act, before)
     waiting = [
@@ -97,12 +98,12 @@ def clear(
     return done
 
 
-def _refuse(state: NodeState) -> None:
+def _refuse(state: NodeState, *, replaced: bool) -> None:
     if state.service == "absent":
         raise ConfigurationError(f"the cluster has no node {state.node}")
     if state.service == "unknown":
         raise ClusterError(f"the cluster does not tell whether {state.node} is in service ({state.raw}): try again")
-    if state.service != "in" and not state.ours:
+    if state.service != "in" and not state.ours and not (state.reason.startswith("Action:") and replaced):
         whose = f" by {state.reason_by}" if state.reason_by else ""
         raise ConfigurationError(
             f"{state.node} was taken out{whose}, not by bitwitness (reason: {state.reason or 'none'}): only they return it"

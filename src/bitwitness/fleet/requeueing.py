@@ -63,7 +63,7 @@ class Requeuer:
             with self._state.change():
                 self._book.set_requeue(row.incident, restarts=job.restarts)
         elif job.restarts > row.restarts or (row.started and job.state in ("pending", "running")):
-            self._end(row, "done", f"job {row.job} was started again: {job.raw or job.state}")
+            self._complete(row, job)
             return
         if job.state == "absent":
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
@@ -75,13 +75,24 @@ class Requeuer:
         elif self._policy.act:
             self._start(row, job, nodes)
 
+    def _complete(self, row: Requeue, job: JobState) -> None:
+        """It was started again; what an earlier process of ours had begun and left, such as a hold, is brought to its end."""
+        left = self._cluster.plan_requeue(job, row.nodes) if row.started and job.state == "pending" else ()
+        if left:
+            with self._state.change():
+                self._note(row, "requeue", f"job {row.job}, which was cut short", calls=[str(call) for call in left])
+            for call in left:
+                self._cluster.carry_out(call)
+        self._end(row, "done", f"job {row.job} was started again: {job.raw or job.state}")
+
     def _nodes(self, row: Requeue) -> tuple[str, ...] | None:
         """The nodes of the incident, all of which are out; None while that is not so."""
         kept = [one for one in self._book.proposals(incident=row.incident) if one.proposal.act is not None]
         if any(not one.final for one in kept):
             self._wait(row, "not all named nodes are out of service yet")
             return None
-        left = [one.proposal.node for one in kept if one.status not in ("done", "already out")]
+        out = ("done", "already out")
+        left = [one.proposal.node for one in kept if one.status not in out and one.hold != "not-ours"]
         if left:
             self._end(row, "given up", f"{', '.join(left)} stays in service, so job {row.job} would start there again")
             return None

@@ -117,11 +117,15 @@ class FakeCluster:
             seen = world["jobs"].get(job)
             if seen is None:
                 return JobState(job, "absent")
-            return JobState(job, seen["state"], seen["state"], seen["exit"], seen["restarts"], tuple(seen["excluded"]))
+            raw = seen["state"] + (" held" if seen.get("held") else "")
+            return JobState(job, seen["state"], raw, seen["exit"], seen["restarts"], tuple(seen["excluded"]))
 
     def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
-        """One call."""
-        return (Call(("fake", "requeue", job.job, "--exclude", ",".join(map(valid_node, exclude)))),)
+        """Two calls, as with real schedulers: one that holds the job while the nodes are excluded, one that releases it."""
+        release = Call(("fake", "release", job.job))
+        if job.state == "ended":
+            return (Call(("fake", "requeue", job.job, "--exclude", ",".join(map(valid_node, exclude)))), release)
+        return (release,) if job.raw == "pending held" else ()
 
     def carry_out(self, call: Call) -> str:
         """Do it, unless told to refuse."""
@@ -135,6 +139,8 @@ class FakeCluster:
             _refuse(world, name)
             if kind == "requeue":
                 _requeue(world, name, rest[1])
+            elif kind == "release":
+                world["jobs"][name]["held"] = False
             else:
                 self._change(world, kind, name, rest[1] if rest else "")
         if kill == "after":
@@ -279,5 +285,9 @@ def _requeue(world: dict[str, Any], name: str, exclude: str) -> None:
     if job is None or job["state"] != "ended":
         raise ClusterError(f"fake requeue {name}: there is no such job that has ended")
     job.update(
-        state="pending", exit=None, restarts=job["restarts"] + 1, excluded=[one for one in exclude.split(",") if one]
+        state="pending",
+        held=True,
+        exit=None,
+        restarts=job["restarts"] + 1,
+        excluded=[one for one in exclude.split(",") if one],
     )
