@@ -10,6 +10,7 @@ from typing import get_args
 
 from bitwitness.fleet.budget import HoldReason
 from bitwitness.fleet.decision import Action
+from bitwitness.fleet.kept import Status
 from bitwitness.fleet.policy import FleetPolicy
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
@@ -40,6 +41,10 @@ def test_every_setting_is_there_with_its_default(tmp_path: Path) -> None:
 
 def test_every_hold_is_explained() -> None:
     assert {cells[0].strip("`") for cells in rows("| held | until |")} == set(get_args(HoldReason))
+
+
+def test_every_status_is_explained() -> None:
+    assert {cells[0].strip("`") for cells in rows("| status | meaning |")} == set(get_args(Status))
 
 
 def test_every_action_is_mentioned() -> None:
