@@ -463,3 +463,54 @@ def test_what_happened_long_before_the_controller_came_is_left_to_a_person(play:
     play.rounds(2)
     assert play.cluster.calls() == [("drain", "n2")]
     assert play.statuses() == {"n1": "expired", "n2": "done"}
+
+
+# What the hardware says later ------------------------------------------------------------------------------------------
+
+
+def uncorrectable(play: Rehearsal, device: str = "GPU-n1-0", code: str = "xid:48") -> Signal:
+    at = play.clock.wall.isoformat()
+    return Signal("kernel", code, device, at, "memory", "strong", "as a test says", host="n1")
+
+
+def test_what_is_heard_within_the_window_after_an_act_is_told(play: Rehearsal) -> None:
+    play.incident()
+    play.rounds(2)
+    assert play.cluster.calls() == DRAINED
+    play.signals = [uncorrectable(play)]
+    play.rounds(3)
+    assert play.trail("reconsidered") == []
+    play.clock.move(play.policy.signals_after)
+    play.rounds(3)
+    (told,) = play.trail("reconsidered")
+    assert "replace instead of drain" in told
+    assert [subject for subject in play.told() if "n1 needs replace" in subject]
+    assert play.cluster.calls() == DRAINED
+
+
+def test_what_waits_is_proposed_anew(play: Rehearsal) -> None:
+    play.begin(act=False, may=frozenset({"drain", "replace"}))
+    play.incident()
+    play.rounds()
+    play.signals = [uncorrectable(play)]
+    play.clock.move(play.policy.signals_after)
+    play.rounds()
+    (kept,) = play.kept("n1")
+    assert (kept.proposal.action, kept.proposal.act, kept.proposal.confidence) == ("replace", "replace", "high")
+    play.begin(act=True)
+    play.rounds(3)
+    assert play.cluster.calls() == [("replace", "n1")]
+
+
+def test_a_second_look_names_nobody_and_acts_on_nobody(play: Rehearsal) -> None:
+    play.incident(1, persistence="transient")
+    play.incident(2, ranks=())
+    play.rounds()
+    play.signals = [uncorrectable(play)]
+    play.clock.move(play.policy.signals_after)
+    play.rounds(3)
+    assert play.cluster.calls() == []
+    assert [text for text in play.trail("reconsidered") if "re-test instead of watch" in text]
+    play.clock.move(HOUR)
+    play.rounds(3)
+    assert len(play.trail("reconsidered")) == 1

@@ -26,6 +26,7 @@ from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
 from bitwitness.fleet.notify import Notifier
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.reconsidering import Reconsiderer, window_end
 from bitwitness.fleet.requeueing import Requeuer
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
@@ -81,6 +82,7 @@ class Controller:
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._actor = Actor(self.book, cluster, policy, self._teller, process)
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller)
+        self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._known: set[str] = set()
         self._history: list[Naming] = []
         self._damaged: dict[Path, Stamp | None] = {}
@@ -161,6 +163,7 @@ class Controller:
         self._look_for_returns(files)
         self._act()
         self._requeuer.round()
+        self._reconsiderer.round()
         self._say(troubles)
         with self.state.change():
             took = self.state.clock.ticks() - began
@@ -253,7 +256,7 @@ class Controller:
             str(incident.record.get("time", "")),
         )
         with self.state.change():
-            self.book.add_incident(known)
+            self.book.add_incident(known, window_end(known, self.state.clock.now(), self.policy) if namings else None)
             self.book.add_namings(namings)
             self.book.add_serials(serials)
             self.state.note("incident", f"{verdict.headline()} in {run.path}", incident=name)

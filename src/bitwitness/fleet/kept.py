@@ -174,17 +174,27 @@ class Book:
         """Ids of all incidents that were picked up."""
         return {row[0] for row in self.state.read("SELECT id FROM incidents")}
 
-    def add_incident(self, one: Known) -> None:
-        """Note an incident."""
-        row = (one.id, one.run, str(one.path), one.status, one.headline, one.job, one.time, self.state.stamp())
-        self.state.write("INSERT OR IGNORE INTO incidents VALUES (?,?,?,?,?,?,?,?)", row)
+    def add_incident(self, one: Known, later: datetime | None = None) -> None:
+        """Note an incident, and when the hardware is asked about it once more."""
+        due = None if later is None else self.state.stamp(later)
+        row = (one.id, one.run, str(one.path), one.status, one.headline, one.job, one.time, self.state.stamp(), due)
+        self.state.write("INSERT OR IGNORE INTO incidents VALUES (?,?,?,?,?,?,?,?,?)", row)
 
     def incident(self, name: str) -> Known | None:
         """What is known of an incident."""
-        query = "SELECT id, run, path, status, headline, job, time FROM incidents WHERE id = ?"
-        for key, run, path, status, headline, job, time in self.state.read(query, (name,)):
-            return Known(key, run, Path(path), status, headline, job, time)
-        return None
+        return next(iter(self._incidents("id = ?", name)), None)
+
+    def to_reconsider(self, most: int) -> list[Known]:
+        """Incidents about which the hardware is to be asked once more now, oldest first."""
+        return self._incidents("later <= ? ORDER BY later LIMIT ?", self.state.stamp(), most)
+
+    def reconsidered(self, name: str) -> None:
+        """It was asked."""
+        self.state.write("UPDATE incidents SET later = NULL WHERE id = ?", (name,))
+
+    def _incidents(self, which: str, *values: Any) -> list[Known]:
+        query = f"SELECT id, run, path, status, headline, job, time FROM incidents WHERE {which}"  # noqa: S608
+        return [Known(key, run, Path(path), *rest) for key, run, path, *rest in self.state.read(query, values)]
 
     def incidents(self) -> dict[str, int]:
         """How many there were, by the status of the verdict."""
@@ -282,6 +292,12 @@ class Book:
             "UPDATE proposals SET status = ?, hold = ?, why = ?, due = ?, final = ?, attempts = attempts + ?, updated = ? WHERE key = ?",
             (status, hold, why, later, final, attempt, self.state.stamp(), key),
         )
+
+    def reword(self, key: int, proposal: Proposal) -> None:
+        """Replace what is proposed, of the same node, where nothing was done about it yet."""
+        record = json.dumps(proposal.to_json())
+        query = "UPDATE proposals SET record = ?, act = ?, updated = ? WHERE key = ? AND node = ?"
+        self.state.write(query, (record, proposal.act, self.state.stamp(), key, proposal.node))
 
     def tally(self) -> list[tuple[str, str, str, int]]:
         """(action, status, hold, how many) of all proposals."""

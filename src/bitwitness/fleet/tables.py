@@ -30,8 +30,11 @@ CREATE TABLE incidents (
     headline TEXT NOT NULL,
     job TEXT NOT NULL,
     time TEXT NOT NULL,
-    seen TEXT NOT NULL
+    seen TEXT NOT NULL,
+    -- When the hardware is asked once more what it has said since; NULL: no more.
+    later TEXT
 ) WITHOUT ROWID;
+CREATE INDEX incidents_later ON incidents (later) WHERE later IS NOT NULL;
 
 -- Who was named when: what strikes are counted from. Hand-cleared ones count no more.
 CREATE TABLE namings (

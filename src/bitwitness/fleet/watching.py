@@ -9,6 +9,8 @@ from __future__ import annotations
 import glob
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -21,7 +23,7 @@ from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.decision import namings_of
 from bitwitness.fleet.owning import RUN_LOCK, Lock
 from bitwitness.fleet.policy import FleetPolicy
-from bitwitness.fleet.signals.gather import gather
+from bitwitness.fleet.signals.gather import gather, of_node
 from bitwitness.fleet.signals.record import Signal, no_evidence
 from bitwitness.runfiles import Incident, RunFiles
 
@@ -34,6 +36,7 @@ Stamp = tuple[int, int, int]
 
 _PATIENCE = 20.0
 """Seconds that one source of signals may take."""
+_MINUTE = 60.0
 _MOST_SIGNALS = 500
 _MOST_FILES = 200
 
@@ -140,6 +143,7 @@ class SignalReader:
     ) -> None:
         self._policy, self._zone, self._patience = policy, zone, patience
         self._hanging: dict[str, threading.Thread] = {}
+        self._spent: deque[tuple[float, float]] = deque()
 
     def __call__(self, incident: Incident) -> Sequence[Signal]:
         """The signals; a source that cannot be read in time is one that says so."""
@@ -152,7 +156,7 @@ class SignalReader:
                 found.append(no_evidence("logs", "logs:node", str(error)))
                 continue
             for pattern in self._patterns(incident, node):
-                found += self._bounded("logs", node, pattern, partial(self._logs, pattern, node))
+                found += self._bounded("logs", node, pattern, partial(self._logs, pattern, node, named[0].moment))
             if self._policy.metrics:
                 read = partial(self._metrics, node, named[0].moment)
                 found += self._bounded("metrics", node, self._policy.metrics, read)
@@ -165,14 +169,17 @@ class SignalReader:
         if beside.is_dir():
             yield f"{glob.escape(str(beside))}/*"
 
-    def _logs(self, pattern: str, node: str) -> Iterable[Signal]:
+    def _logs(self, pattern: str, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.detect import read_all  # noqa: PLC0415 - readers are many, and most runs have no logs
 
         paths = [Path(name) for name in islice(glob.iglob(pattern), _MOST_FILES)]  # noqa: PTH207 - the pattern is absolute
         if not paths:
             why = f"no file is called {pattern}"
             return [no_evidence("logs", "logs:absent", why, origin=pattern, host=node)]
-        return read_all(paths, zone=self._zone, host=node)
+        # Before anything is gathered: of a log of the whole cluster the newest of each kind may all be of other nodes and days.
+        first, last = at - self._policy.signals_before, at + self._policy.signals_after
+        mine = of_node(read_all(paths, zone=self._zone, host=node), node)
+        return (one for one in mine if one.moment is None or first <= one.moment <= last)
 
     def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.metrics import query  # noqa: PLC0415 - needs an extra
@@ -181,8 +188,17 @@ class SignalReader:
         before, after = policy.signals_before, policy.signals_after
         return query(policy.metrics, host=node, at=at, before=before, after=after, timeout=self._patience)
 
+    def _is_busy(self) -> bool:
+        """Whether reading has taken so long of late that acts would wait for it: in a storm each incident wants its logs."""
+        while self._spent and self._spent[0][0] < time.monotonic() - _MINUTE:
+            self._spent.popleft()
+        return sum(took for _, took in self._spent) > 2 * self._patience
+
     def _bounded(self, source: str, node: str, origin: str, read: Callable[[], Iterable[Signal]]) -> Sequence[Signal]:
         """What a source says within the time that it has. One that hangs is not asked again while it does."""
+        if self._is_busy():
+            why = f"{origin} is read later: reading signals has taken {self._patience * 2:g} s of the last minute"
+            return [no_evidence(source, f"{source}:later", why, origin=origin, host=node)]
         old = self._hanging.get(origin)
         if old is not None and old.is_alive():
             return [no_evidence(source, f"{source}:hangs", f"{origin} has not answered yet", origin=origin, host=node)]
@@ -204,8 +220,10 @@ class SignalReader:
                 said.append([no_evidence(source, f"{source}:unreadable", text, origin=origin, host=node)])
 
         thread = threading.Thread(target=ask, daemon=True, name="bitwitness-fleet-signals")
+        began = time.monotonic()
         thread.start()
         thread.join(self._patience)
+        self._spent.append((time.monotonic(), time.monotonic() - began))
         if said:
             return said[0]
         self._hanging[origin] = thread
