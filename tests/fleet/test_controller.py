@@ -13,7 +13,7 @@ from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import Act, Call, Census, FakeCluster, NodeState
 from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
-from bitwitness.fleet.signals.record import Signal
+from bitwitness.fleet.signals.record import Signal, no_evidence
 from bitwitness.runfiles import read_actions
 from tests.fleet.rehearsal import Rehearsal
 
@@ -500,6 +500,31 @@ def test_what_waits_is_proposed_anew(play: Rehearsal) -> None:
     play.begin(act=True)
     play.rounds(3)
     assert play.cluster.calls() == [("replace", "n1")]
+
+
+def test_a_source_that_does_not_answer_takes_nothing_back(play: Rehearsal) -> None:
+    play.begin(act=False, may=frozenset({"drain", "replace"}))
+    play.signals = [uncorrectable(play)]
+    play.incident()
+    play.rounds()
+    play.signals = [no_evidence("logs", "logs:hangs", "a server hangs", host="n1")]
+    play.clock.move(play.policy.signals_after)
+    play.rounds(3)
+    (kept,) = play.kept("n1")
+    assert (kept.proposal.action, kept.proposal.confidence) == ("replace", "high")
+    assert play.trail("reconsidered") == []
+
+
+def test_a_source_that_had_no_time_is_asked_again(play: Rehearsal) -> None:
+    said = uncorrectable(play)
+    play.signals = [no_evidence("logs", "logs:later", "busy", host="n1")]
+    play.incident()
+    play.clock.move(HOUR)  # the window is over when it is picked up
+    play.rounds(2)
+    play.signals = [said]
+    play.clock.move(timedelta(minutes=2))
+    play.rounds()
+    assert len(play.trail("reconsidered")) == 1
 
 
 def test_a_second_look_names_nobody_and_acts_on_nobody(play: Rehearsal) -> None:

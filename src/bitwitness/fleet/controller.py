@@ -26,7 +26,7 @@ from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
 from bitwitness.fleet.notify import Notifier
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.policy import FleetPolicy
-from bitwitness.fleet.reconsidering import Reconsiderer, window_end
+from bitwitness.fleet.reconsidering import Reconsiderer, later_look
 from bitwitness.fleet.requeueing import Requeuer
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
@@ -237,6 +237,7 @@ class Controller:
 
     def _decide(self, incident: Incident, run: RunFiles, namings: Sequence[Naming]) -> None:
         name, verdict, serials = incident.path.name, incident.verdict, dict[str, str]()
+        heard: Sequence[Signal] = ()
         try:
             heard = self._signals(incident) if namings else ()
             serials = _serials(heard)
@@ -256,7 +257,9 @@ class Controller:
             str(incident.record.get("time", "")),
         )
         with self.state.change():
-            self.book.add_incident(known, window_end(known, self.state.clock.now(), self.policy) if namings else None)
+            self.book.add_incident(
+                known, later_look(known, heard, self.state.clock.now(), self.policy) if namings else None
+            )
             self.book.add_namings(namings)
             self.book.add_serials(serials)
             self.state.note("incident", f"{verdict.headline()} in {run.path}", incident=name)

@@ -48,6 +48,10 @@ _LEAVES: dict[Action, ActKind | None] = {
 _ASKED = re.compile(r"the driver asks (?:for|to):? ([^;:]*)")
 """How readers of signals tell what recovery action a driver wants."""
 
+_OF_SHADOW = (
+    'the job runs in shadow mode (on_detection="record") and was not stopped: it may be training on wrong numbers. A person must decide '
+    "what becomes of it"
+)
 _ORDER: tuple[Weight, ...] = ("none", "weak", "medium", "strong")
 
 
@@ -197,12 +201,14 @@ def _about(
     devices = tuple(dict.fromkeys(one.device for one in named))
     proposal = Proposal(first.incident, first.node, devices, "watch", None, "low", "")
     bearing = _bearing(verdict.kind, first.node, devices, heard)
-    doubt = _doubt(named, before, policy)
-    if doubt:
-        return replace(proposal, action="contact", reason=doubt, signals=bearing)
+    if first.shadow and policy.shadow != "act":
+        return replace(proposal, action="contact", reason=_OF_SHADOW, signals=bearing)
     case, firm = _case(verdict, named, before, policy)
     if not case:
         return _left_in_service(proposal, verdict, named, before, bearing, policy)
+    doubt = _doubt(named, before)
+    if doubt:
+        return replace(proposal, action="contact", reason=doubt, signals=bearing)
     action, why = _remedy(bearing)
     supported = any(one.kind == "memory" and one.weight in ("strong", "medium") for one in bearing)
     doubtful = verdict.kind in ("collective", "numeric", "memory") and any(one.kind == "link" for one in bearing)
@@ -239,20 +245,11 @@ def _strikes(one: Naming, before: Sequence[Naming], policy: FleetPolicy) -> int:
     return 1 + len({other.incident for other in before if other.device == one.device and other.moment >= earliest})
 
 
-def _doubt(named: Sequence[Naming], before: Sequence[Naming], policy: FleetPolicy) -> str:
-    """Why nobody is acted upon although somebody is named, or ""."""
-    if named[0].shadow and policy.shadow != "act":
-        return (
-            'the job runs in shadow mode (on_detection="record") and was not stopped: it may be training on wrong numbers. A person '
-            "must decide what becomes of it"
-        )
+def _doubt(named: Sequence[Naming], before: Sequence[Naming]) -> str:
+    """Why nobody is acted upon although somebody is named and would be, or ""."""
     for one in named:
         other = next(
-            (
-                known
-                for known in before
-                if (known.run, known.rank) == (one.run, one.rank) and known.device != one.device
-            ),
+            (known for known in before if _same_rank_elsewhere(one, known)),
             None,
         )
         if other is not None:

@@ -188,9 +188,10 @@ class Book:
         """Incidents about which the hardware is to be asked once more now, oldest first."""
         return self._incidents("later <= ? ORDER BY later LIMIT ?", self.state.stamp(), most)
 
-    def reconsidered(self, name: str) -> None:
-        """It was asked."""
-        self.state.write("UPDATE incidents SET later = NULL WHERE id = ?", (name,))
+    def reconsidered(self, name: str, later: datetime | None) -> None:
+        """It was asked; when it is to be asked yet again, if at all."""
+        due = None if later is None else self.state.stamp(later)
+        self.state.write("UPDATE incidents SET later = ? WHERE id = ?", (due, name))
 
     def _incidents(self, which: str, *values: Any) -> list[Known]:
         query = f"SELECT id, run, path, status, headline, job, time FROM incidents WHERE {which}"  # noqa: S608
