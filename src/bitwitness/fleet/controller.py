@@ -21,6 +21,7 @@ from bitwitness.fleet.acting import DAMAGE, Actor
 from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Cluster
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
+from bitwitness.fleet.following import Follower
 from bitwitness.fleet.identity import Condemned, Sighting, returned, sightings_of, write_condemned
 from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
 from bitwitness.fleet.notify import Notifier
@@ -81,6 +82,7 @@ class Controller:
         self._teller = Teller(self.book, self._outbox, policy.owner, touching=own)
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._actor = Actor(self.book, cluster, policy, self._teller, process)
+        self._follower = Follower(self.book, cluster)
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._known: set[str] = set()
@@ -163,6 +165,7 @@ class Controller:
         self._look_for_returns(files)
         self._act()
         self._requeuer.round()
+        troubles += self._follower.round()
         self._reconsiderer.round()
         self._say(troubles)
         with self.state.change():
@@ -172,6 +175,7 @@ class Controller:
     def _say(self, troubles: Sequence[Trouble]) -> None:
         """Say what is wrong, once, and that it is over."""
         now = {one.key: one.text for one in troubles}
+        severities = {one.key: one.severity for one in troubles}
         before = {key: text for key, (text, _) in self.state.said().items() if not key.startswith("told:")}
         fresh = {key: text for key, text in now.items() if before.get(key) != text}
         over = before.keys() - now.keys()
@@ -182,7 +186,7 @@ class Controller:
                 logger.warning("%s", text)
                 self.state.say_once(key, text)
                 self.state.note("trouble", text)
-                self._teller.trouble(key, "warning", f"bitwitness: {text}", text)
+                self._teller.trouble(key, severities[key], f"bitwitness: {text}", text)
             for key in over:
                 self.state.unsay(key)
                 self.state.note("over", before[key])

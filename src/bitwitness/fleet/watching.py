@@ -21,6 +21,7 @@ from pathlib import Path
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.decision import namings_of
+from bitwitness.fleet.notify import Severity
 from bitwitness.fleet.owning import RUN_LOCK, Lock
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.gather import gather, of_node
@@ -47,6 +48,7 @@ class Trouble:
 
     key: str
     text: str
+    severity: Severity = "warning"
 
 
 def stamp_of(path: Path) -> Stamp | None:

@@ -65,6 +65,7 @@ class NodeState:
         booted: when it booted, UTC in ISO 8601, or "".
         instance: what stays with the machine and changes with its replacement, or "".
         jobs: ids of jobs that run there, where the cluster says.
+        awaits: what was asked for and is still to happen to it, in the cluster's words, e.g. `Action:Replace`; "" for nothing.
     """
 
     node: str
@@ -75,6 +76,7 @@ class NodeState:
     booted: str = ""
     instance: str = ""
     jobs: tuple[str, ...] = ()
+    awaits: str = ""
 
     @property
     def ours(self) -> bool:

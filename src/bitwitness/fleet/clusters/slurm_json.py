@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bitwitness.errors import ClusterError
+from bitwitness.fleet.clock import stamp
 from bitwitness.fleet.clusters.base import Census, JobState, NodeState, one_line
 from bitwitness.fleet.clusters.slurm_names import expand
-from bitwitness.fleet.clusters.slurm_states import away, flags_of, phase_of, service_of, stamp
+from bitwitness.fleet.clusters.slurm_states import awaited, away, flags_of, phase_of, service_of
 
 NO_SUCH_NODE, NO_SUCH_JOB = 2018, 2017
 """Numbers of Slurm's errors."""
@@ -27,16 +28,19 @@ def node_state(answer: Any, node: str) -> NodeState:
     """
     record = _only(answer, "nodes", "name", node)
     words = _state_words(record)
-    service = service_of(flags_of(words))
-    old = service == "in"  # from 24.11 on the reason of a drain that was taken back stays
+    flags = flags_of(words)
+    service = service_of(flags)
+    # From 24.11 on the reason of a drain that was taken back stays.
+    reason = "" if service == "in" else _text(record.get("reason"))
     return NodeState(
         node=node,
         service=service,
         raw="+".join(word.upper() for word in words),
-        reason="" if old else _text(record.get("reason")),
-        reason_by="" if old else _text(record.get("reason_set_by_user")),
+        reason=reason,
+        reason_by="" if service == "in" else _text(record.get("reason_set_by_user")),
         booted=_moment(record.get("boot_time")),
         instance=_text(record.get("instance_id")),
+        awaits=awaited(flags, service, reason),
     )
 
 

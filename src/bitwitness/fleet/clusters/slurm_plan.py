@@ -77,7 +77,11 @@ def _clear(node: str, state: NodeState, flags: frozenset[str], *, hyperpod: bool
 
 
 def landed(act: Act, before: NodeState, now: NodeState, *, hyperpod: bool) -> Landed:
-    """Whether an act that was intended at `before` has happened, by what the node shows now."""
+    """Whether an act that was intended at `before` has happened, by what the node shows now.
+
+    A reboot or a replacement counts from when it is asked for, because from then on the node is out. Whether it comes about is
+    watched after that (`NodeState.awaits`).
+    """
     flags = flags_of(now.raw)
     if now.service == "absent" or (now.service == "unknown" and "DOWN" not in flags):
         return "unknown"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Literal
 
+from bitwitness.fleet.clock import stamp
 from bitwitness.fleet.clusters.base import Service
 
 JobPhase = Literal["pending", "running", "ended", "absent"]
@@ -94,6 +95,16 @@ def away(flags: frozenset[str]) -> bool:
     return bool(flags & _AWAY) or not flags & _TAKES
 
 
+def awaited(flags: frozenset[str], service: Service, reason: str) -> str:
+    """What was asked for and is still to happen to a node: a word of HyperPod's, or a reboot by Slurm.
+
+    HyperPod takes its words away when it is done. Those that it does not know stand for ever.
+    """
+    if service != "in" and reason.startswith("Action:"):
+        return reason
+    return "reboot" if flags & {"REBOOT_REQUESTED", "REBOOT_ISSUED"} else ""
+
+
 def phase_of(words: Iterable[str]) -> JobPhase | None:
     """Where a job is, from the words of its state; None where they say nothing known."""
     found = {word.strip().upper() for word in words}
@@ -117,8 +128,3 @@ def moment(text: str) -> str:
     except ValueError:
         return ""
     return stamp(when if when.tzinfo else when.replace(tzinfo=UTC))
-
-
-def stamp(when: datetime) -> str:
-    """A time as bitwitness writes it."""
-    return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

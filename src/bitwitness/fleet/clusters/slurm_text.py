@@ -10,7 +10,7 @@ import re
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.clusters.base import Census, JobState, NodeState, one_line
 from bitwitness.fleet.clusters.slurm_names import expand
-from bitwitness.fleet.clusters.slurm_states import away, flags_of, moment, phase_of, service_of, split_reason
+from bitwitness.fleet.clusters.slurm_states import awaited, away, flags_of, moment, phase_of, service_of, split_reason
 
 _ABSENT = {"", "(null)", "None", "N/A", "n/a"}
 _EXIT = re.compile(r"([0-9]{1,5}):([0-9]{1,5})")
@@ -25,7 +25,8 @@ def node_state(text: str, node: str, jobs: tuple[str, ...] = ()) -> NodeState:
     fields = _fields(text)
     if fields.get("NodeName") != node or not fields.get("State"):
         raise ClusterError(f"not understood as the state of node {node}: {one_line(text)!r}")
-    service = service_of(flags_of(fields["State"]))
+    flags = flags_of(fields["State"])
+    service = service_of(flags)
     # From 24.11 on the reason of a drain that was taken back stays until something else overwrites it.
     reason, by = ("", "") if service == "in" else split_reason(_line(text, "Reason"))
     return NodeState(
@@ -37,6 +38,7 @@ def node_state(text: str, node: str, jobs: tuple[str, ...] = ()) -> NodeState:
         booted=moment(fields.get("BootTime", "")),
         instance=_known(fields.get("InstanceId", "")),
         jobs=jobs,
+        awaits=awaited(flags, service, reason),
     )
 
 
