@@ -19,6 +19,7 @@ from bitwitness.fleet.signals.dcgm_fields import action_reason
 from bitwitness.fleet.signals.record import Signal, SignalClass, Weight, no_evidence
 from bitwitness.fleet.signals.times import Clock
 from bitwitness.runfiles import Incident
+from bitwitness.topology import Topology
 from tests.fleet.incidents import NOW, days, incident, incident_id, topology, verdict
 
 WHERE = topology()
@@ -150,6 +151,23 @@ def test_each_named_node_has_a_proposal_of_its_own() -> None:
     assert "GPU-n1-1" in first.reason
     assert "GPU-n1-0" not in first.reason
     assert (second.node, second.devices, second.act) == ("n3", ("GPU-n3-0",), None)
+
+
+@pytest.mark.parametrize(
+    ("slice_", "told"), [("MIG-a", "pci=0000:9b:00 index=0 mig=MIG-b,MIG-a"), ("MIG-GPU-11ff/3/0", "")]
+)
+def test_a_slice_is_condemned_by_what_is_told_of_the_device_that_it_is_cut_from(slice_: str, told: str) -> None:
+    where = Topology(tuple(replace(each, device=slice_) if each.rank == RANK else each for each in WHERE.placements))
+    sits = replace(signal("identity:pci", "noise", "none", device="GPU-11ff", hours=-900), evidence=told)
+    heard = [
+        sits,
+        signal(device="GPU-11ff"),
+        signal("xid:64", device="GPU-22"),
+        replace(sits, device="GPU-22", evidence=""),
+    ]
+    proposal = one(incident(found=verdict(where), where=where), heard)
+    assert (proposal.action, proposal.devices) == ("replace", (slice_,))
+    assert [(each.code, each.device) for each in proposal.signals] == [("xid:48", "GPU-11ff")]
 
 
 def test_own_naming_in_the_history_is_no_further_strike() -> None:

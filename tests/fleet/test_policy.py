@@ -103,6 +103,14 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, said: st
     assert "fleet.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["http://u:hunter2@prom:9090", "u:hunter2@prom", "http://u:hunter/2@prom"])
+def test_an_address_with_a_password_is_refused_and_not_shown(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigurationError, match="password") as caught:
+        load(tmp_path, f'[signals]\nmetrics = "{address}"')
+    assert "signals.metrics" in str(caught.value)
+    assert "hunter" not in str(caught.value)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         FleetPolicy.load(tmp_path / "absent.toml")

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from bitwitness.evidence import Kind, Persistence, Verdict
 from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal, Weight, within
 from bitwitness.runfiles import Incident
 
@@ -52,6 +53,8 @@ _OF_SHADOW = (
     'the job runs in shadow mode (on_detection="record") and was not stopped: it may be training on wrong numbers. A person must decide '
     "what becomes of it"
 )
+_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
+"""Of drivers before 470, which name a slice by its parent."""
 _ORDER: tuple[Weight, ...] = ("none", "weak", "medium", "strong")
 
 
@@ -164,7 +167,9 @@ def propose(
         return (_nobody(incident, "contact", _why_nobody(verdict)),)
     mine = namings_of(incident, run)
     at = mine[0].moment
-    heard = within(signals, at, policy.signals_before, policy.signals_after)
+    # What tells which device is where is of no time: a slice and its parent are one piece of silicon whenever somebody looked.
+    sitting = [one for one in signals if one.code == IDENTITY]
+    heard = [*sitting, *within(_without(signals), at, policy.signals_before, policy.signals_after)]
     before = [one for one in history if one.incident != incident.path.name]
     if policy.shadow != "act":
         before = [one for one in before if not one.shadow]
@@ -307,17 +312,33 @@ def _bearing(kind: Kind | None, node: str, devices: Sequence[str], heard: Sequen
     arithmetic, and not its input.
     """
     accelerated = any(_is_accelerator(device) for device in devices)
+    mine = [one for one in heard if not one.host or _is_same_host(one.host, node)]
+    about = {*devices, *_parents(devices, mine)}
     found = []
-    for one in heard:
-        if one.host and not _is_same_host(one.host, node):
-            continue
-        if one.device in devices:
+    for one in _without(mine):
+        if one.device in about:
             found.append(one)
         elif one.host and not _is_accelerator(one.device):
             aside = accelerated and (_is_of_accelerator(one) or kind != "input")
             weight: Weight = "weak" if aside and one.weight != "none" else one.weight
             found.append(replace(one, weight=weight))
     return tuple(sorted(found, key=lambda one: (-_ORDER.index(one.weight), one.code, one.time or "")))
+
+
+def _parents(devices: Sequence[str], heard: Sequence[Signal]) -> set[str]:
+    """The devices that these are slices of: a fault is in the silicon, which all slices share, and is told of the parent."""
+    found = {of_slice[1] for device in devices if (of_slice := _SLICE.fullmatch(device)) is not None}
+    for one in heard:
+        if one.code == IDENTITY:
+            told = next((word.removeprefix("mig=") for word in one.evidence.split() if word.startswith("mig=")), "")
+            if not set(told.split(",")).isdisjoint(devices):
+                found.add(one.device)
+    return found
+
+
+def _without(signals: Sequence[Signal]) -> list[Signal]:
+    """All but those that only tell which device is where: these bear on nothing."""
+    return [one for one in signals if one.code != IDENTITY]
 
 
 def _is_same_host(host: str, node: str) -> bool:

@@ -241,6 +241,17 @@ def _table(name: str, value: Any, zone: tzinfo) -> Mapping[str, Any]:
     return value
 
 
+def _address(name: str, value: Any, zone: tzinfo) -> str:
+    """An address without a password: it is shown in reasons, messages and files that many can read."""
+    text = cast("str", _is(str, "an address")(name, value, zone))
+    if "@" in text:
+        raise ConfigurationError(
+            f"signals.{name}: no user or password may stand in the address, which is shown to people; let Prometheus take"
+            " questions of this host, or put a proxy on loopback that adds them"
+        )
+    return text
+
+
 _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
     "act": _is(bool, "true or false"),
     "owner": _is(str, "a text"),
@@ -257,7 +268,7 @@ _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
     "signals_before": _duration,
     "signals_after": _duration,
     "logs": _texts,
-    "metrics": _is(str, "an address"),
+    "metrics": _address,
     "cluster": _table,
     "notify": _tables,
 }

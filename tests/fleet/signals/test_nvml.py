@@ -155,6 +155,14 @@ def test_a_machine_without_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [one.code for one in nvml.read()] == ["nvml:absent"]
 
 
+def test_what_lies_in_the_directory_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise SystemExit(77)\n")
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert [one.code for one in nvml.read()] == ["nvml:absent"]
+
+
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (found,) = nvml.read_here()

@@ -62,7 +62,8 @@ def read(*, host: str = "", timeout: float = 20) -> list[Signal]:
         host: the node, for the records.
         timeout: in seconds, after which the driver counts as hanging.
     """
-    command = [sys.executable, "-m", "bitwitness.fleet.signals.nvml"]
+    # -P: prologs run as root, in directories of users, and a `pynvml.py` there must not be what is imported.
+    command = [sys.executable, "-P", "-m", "bitwitness.fleet.signals.nvml"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         out, err = process.communicate(timeout=timeout)
