@@ -9,7 +9,8 @@
 #
 # Settings, in /etc/bitwitness/slurm.env (lines NAME=value, owned by root) or in the environment:
 #     BITWITNESS            the program                                  default: bitwitness
-#     BITWITNESS_CONDEMNED  condemned.json of the controller's state     needed; without it every job is let start
+#     BITWITNESS_CONDEMNED  condemned.json in the folder that the controller publishes to (fleet watch --publish DIR)
+#                                                                        needed; without it every job is let start
 #     BITWITNESS_TIMEOUT    seconds, for all of it                       default: 20
 #     BITWITNESS_STRICT     1: refuse also where nothing can be said     default: 0
 set -uo pipefail

@@ -11,8 +11,8 @@ import pytest
 
 from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import Act, Call, Census, FakeCluster, NodeState
-from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
+from bitwitness.fleet.publishing import CONDEMNED
 from bitwitness.fleet.signals.record import Signal, no_evidence
 from bitwitness.runfiles import read_actions
 from tests.fleet.rehearsal import Rehearsal

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from bitwitness.errors import ConfigurationError
+from bitwitness.fleet import watching
 from bitwitness.fleet.clearing import clear
-from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import read_condemned
 from bitwitness.fleet.notify import Message
 from bitwitness.fleet.outbox import Deliverer, Outbox, deliver
+from bitwitness.fleet.publishing import CONDEMNED
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.watching import SignalReader
@@ -222,6 +225,60 @@ def test_a_log_that_hangs_is_said_and_not_asked_again(play: Rehearsal, monkeypat
         assert [one.code for one in reader(incident)] == ["logs:hangs"]
     go.set()
     assert len(asked) == 1
+
+
+def test_the_newest_of_many_logs_are_read_and_that_there_are_more_is_said(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_MOST_FILES", 3)
+    for number in range(9):
+        log = play.folder / f"n1-{number}.log"
+        log.write_text(
+            f"2026-11-29T11:59:0{number}+00:00 n1 kernel: NVRM: Xid (PCI:0000:9b:00): {60 + number}, pid=1, x\n"
+        )
+        os.utime(log, (1e9 + (number + 4) % 9, 1e9 + (number + 4) % 9))
+    found = SignalReader(replace(ACT, logs=(f"{play.folder}/{{node}}-*.log",)))(read_incident(play.incident()))
+    assert [one.code for one in found] == ["xid:62", "xid:63", "xid:64", "logs:too-many"]
+    assert "9 files" in found[-1].reason
+
+
+def test_what_weighs_most_is_kept_of_many_signals(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_MOST_SIGNALS", 6)
+    xids = [48, *[13] * 9, 94, *[31] * 9]
+    lines = [
+        f"2026-11-29T11:59:{at:02}Z n1 kernel: NVRM: Xid (PCI:0000:9b:00): {xid}, pid=1, x"
+        for at, xid in enumerate(xids)
+    ]
+    (play.folder / "n1.log").write_text("\n".join([*lines, ""]))
+    told = Signal(
+        "nvml", IDENTITY, "GPU-n1-1", None, "noise", "none", "x", evidence="serial=1650921", host="n1"
+    ).to_json(details=True)
+    (play.folder / "n1.json").write_text(json.dumps([told]))
+    logs = (*(f"{play.folder}/absent-{number}" for number in range(9)), f"{play.folder}/{{node}}.*")
+    found = SignalReader(replace(ACT, logs=logs))(read_incident(play.incident()))
+    assert sorted(one.code for one in found) == sorted(
+        [IDENTITY, "signals:too-many", "xid:31", "xid:31", "xid:48", "xid:94"]
+    )
+
+
+@pytest.mark.parametrize("patience", [0.01, 10])
+def test_the_password_of_an_address_is_shown_nowhere(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    go = threading.Event()
+
+    def query(url: str, **_: object) -> Iterator[Signal]:
+        if patience < 1:
+            go.wait(60)
+        raise OSError(f"no route to {url}/api")
+
+    monkeypatch.setattr("bitwitness.fleet.signals.metrics.query", query)
+    policy = replace(ACT, metrics="http://u:hunter2@prom:9090?token=hunter2")
+    (one,) = SignalReader(policy, patience=patience)(read_incident(play.incident()))
+    go.set()
+    assert one.code == ("metrics:hangs" if patience < 1 else "metrics:unreadable")
+    assert one.origin == "http://prom:9090"
+    assert "hunter2" not in str(one).replace("?token=hunter2/api", "")
 
 
 def test_an_unattributed_incident_asks_for_no_signals(play: Rehearsal) -> None:

@@ -22,7 +22,7 @@ from bitwitness.topology import node_name
     "file",
     type=GIVEN_PATH,
     required=True,
-    help="condemned.json of the controller's state, on shared storage.",
+    help="condemned.json, where the controller publishes it (fleet watch --publish).",
 )
 @click.option("--node", default="", help="Name of this node. Default: as the cluster says.")
 @click.option(

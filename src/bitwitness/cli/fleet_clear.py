@@ -96,6 +96,8 @@ def _show(done: Cleared, freed: Sequence[str], quarantine: bool, dry: bool, as_j
     if dry:
         return
     screen.print(styled(done.text, "green"))
+    if done.warning:
+        console(stderr=True).print(styled(done.warning, "yellow"), soft_wrap=True)
     if done.closed:
         screen.print(styled(f"{done.closed} proposals that waited for it are closed"))
     if not quarantine:

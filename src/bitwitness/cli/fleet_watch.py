@@ -53,6 +53,7 @@ class Asked:
     token_file: Path | None
     every: float
     as_json: bool
+    publish: Path | None
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -88,6 +89,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     "--listen", callback=_address, metavar="HOST:PORT", help="Serve /metrics, /healthz, a page and the inbox."
 )
 @click.option("--token-file", type=GIVEN_PATH, metavar="FILE", help="Of the inbox; without it no incident is taken.")
+@click.option("--publish", type=GIVEN_PATH, metavar="DIR", help="Keep condemned.json there too, readable by all nodes.")
 @click.option("--every", callback=_seconds, default="2s", show_default=True, help="Between two looks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for everything that happens.")
 def watch(
@@ -100,6 +102,7 @@ def watch(
     once: bool,
     listen: tuple[str, int] | None,
     token_file: Path | None,
+    publish: Path | None,
     every: float,
     as_json: bool,
 ) -> None:
@@ -111,7 +114,7 @@ def watch(
     _check(runs, parents, listen, token_file)
     policy = FleetPolicy.load(policy_file) if policy_file is not None else FleetPolicy()
     policy = replace(policy, act=policy.act or act)
-    asked = Asked(runs, parents, state, policy, policy_file, once, listen, token_file, every, as_json)
+    asked = Asked(runs, parents, state, policy, policy_file, once, listen, token_file, every, as_json, publish)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     if dry_run:
         _rehearse(asked)
@@ -150,7 +153,14 @@ def _watch(asked: Asked) -> None:
         if inbox is not None:
             inbox.mkdir(exist_ok=True)
         controller = Controller(
-            asked.runs, state, cluster, asked.policy, parents=asked.parents, inbox=inbox, notifiers=told
+            asked.runs,
+            state,
+            cluster,
+            asked.policy,
+            parents=asked.parents,
+            inbox=inbox,
+            notifiers=told,
+            publish=asked.publish,
         )
         stack.callback(controller.close)
         _remember(state, asked)
@@ -215,8 +225,12 @@ def _remember(state: State, asked: Asked) -> None:
         "cluster": dict(asked.policy.cluster),
     }
     file = "" if asked.policy_file is None else str(asked.policy_file.absolute())
+    before, shared = state.about().get("publish", ""), "" if asked.publish is None else str(asked.publish.absolute())
     with state.change():
-        state.set_about(sources=json.dumps(sources, default=str), policy=file)
+        state.set_about(sources=json.dumps(sources, default=str), policy=file, publish=shared)
+    if before not in ("", shared):
+        text = f"condemned.json in {before} is not kept up to date any more: point the nodes elsewhere, and remove it"
+        console(stderr=True).print(styled(text, "yellow"), soft_wrap=True)
 
 
 def _serve(asked: Asked, listen: tuple[str, int], inbox: Path | None) -> Any:

@@ -6,16 +6,17 @@ that the person has just answered. Its strikes are forgotten, and its devices ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.errors import ClusterError, ConfigurationError, RunFilesError
 from bitwitness.fleet.clusters.base import Act, Call, Cluster, NodeState, one_line, valid_node
-from bitwitness.fleet.controller import CONDEMNED
 from bitwitness.fleet.identity import write_condemned
 from bitwitness.fleet.kept import OPEN, Book
 from bitwitness.fleet.notify import About, compose_clear
 from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.publishing import CONDEMNED, publish
 from bitwitness.fleet.state import State
 
 
@@ -28,6 +29,7 @@ class Cleared:
     closed: int
     devices: tuple[str, ...]
     text: str
+    warning: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -38,6 +40,7 @@ class Cleared:
             "closed": self.closed,
             "devices": list(self.devices),
             "text": self.text,
+            "warning": self.warning,
         }
 
 
@@ -95,7 +98,7 @@ def clear(
             state.note("clear failed", str(error), node=node, who=who)
         raise
     _forget(state, book, done, who, why, notifiers)
-    return done
+    return replace(done, warning=_publish(state, book))
 
 
 def _refuse(state: NodeState, *, replaced: bool) -> None:
@@ -118,4 +121,16 @@ def _forget(state: State, book: Book, done: Cleared, who: str, why: str, notifie
         state.note("cleared", why, node=done.node, who=who, record={"devices": list(done.devices)})
         about = About(state.stamp(), "", state=str(state.folder))
         Outbox(state, notifiers).put(compose_clear(done.node, who, why, about))
+
+
+def _publish(state: State, book: Book) -> str:
+    """Tell the nodes that the devices may come back; why they are not told yet, or ""."""
     write_condemned(state.folder / CONDEMNED, book.condemned())
+    shared = state.about().get("publish", "")
+    if not shared:
+        return ""
+    try:
+        publish(Path(shared), book.condemned())
+    except RunFilesError as error:
+        return f"nodes still refuse its devices, until the controller can write there: {error}"
+    return ""

@@ -22,11 +22,12 @@ from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Cluster
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
 from bitwitness.fleet.following import Follower
-from bitwitness.fleet.identity import Condemned, Sighting, returned, sightings_of, write_condemned
+from bitwitness.fleet.identity import Sighting, returned, sightings_of
 from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
 from bitwitness.fleet.notify import Notifier
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.publishing import Publisher
 from bitwitness.fleet.reconsidering import Reconsiderer, later_look
 from bitwitness.fleet.requeueing import Requeuer
 from bitwitness.fleet.signals.gather import IDENTITY
@@ -38,8 +39,6 @@ from bitwitness.runfiles import Incident, RunFiles, read_incident
 
 logger = logging.getLogger(__name__)
 
-CONDEMNED = "condemned.json"
-"""In the folder of the state: what `bitwitness fleet admit` looks at on every node."""
 BATCH = 100
 """Incidents that are picked up in one round: acts must not wait for the last of a storm."""
 _LONGEST_WAIT = 60.0
@@ -57,6 +56,7 @@ class Controller:
         parents: folders of runs; new ones are picked up as they come.
         inbox: a folder of runs that came over the network.
         notifiers: who is told; something else has to deliver (`outbox.Deliverer`, or `outbox.deliver`).
+        publish: a folder on shared storage into which the list of condemned devices is written too.
         read_signals: what the hardware says around an incident; default: as the policy says.
         own: whether the runs are locked against other controllers; False in a rehearsal, which writes nothing to them.
     """
@@ -71,6 +71,7 @@ class Controller:
         parents: Sequence[Path] = (),
         inbox: Path | None = None,
         notifiers: Sequence[Notifier] = (),
+        publish: Path | None = None,
         read_signals: ReadSignals | None = None,
         own: bool = True,
     ) -> None:
@@ -90,7 +91,7 @@ class Controller:
         self._damaged: dict[Path, Stamp | None] = {}
         self._seen_runs: dict[Path, Stamp | None] = {}
         self._sightings: dict[Path, list[Sighting]] = {}
-        self._written: tuple[list[Condemned], Stamp | None] | None = None
+        self._publisher = Publisher(state.folder, publish)
         self.backlog = False
         self._started()
 
@@ -166,6 +167,7 @@ class Controller:
         self._act()
         self._requeuer.round()
         troubles += self._follower.round()
+        troubles += self._publisher.round(self.book.condemned())
         self._reconsiderer.round()
         self._say(troubles)
         with self.state.change():
@@ -309,18 +311,6 @@ class Controller:
                     self._propose(
                         Proposal(was.incident, now.node, devices, "drain", "drain", "high", back.text), number
                     )
-        self._write_condemned()
-
-    def _write_condemned(self) -> None:
-        """Keep the list for `bitwitness fleet admit` as the database has it."""
-        condemned = self.book.condemned()
-        path = self.state.folder / CONDEMNED
-        try:
-            if (condemned, stamp_of(path)) != self._written:
-                write_condemned(path, condemned)
-                self._written = (condemned, stamp_of(path))
-        except (RunFilesError, OSError) as error:
-            logger.error("%s could not be written: %s", path, error)  # noqa: TRY400 - it says all there is
 
     # Acts -------------------------------------------------------------------------------------------------------------
 

@@ -104,13 +104,13 @@ def returned_at_admission(condemned: Sequence[Condemned], sightings: Sequence[Si
     ]
 
 
-def write_condemned(path: Path, condemned: Sequence[Condemned]) -> None:
+def write_condemned(path: Path, condemned: Sequence[Condemned], *, mode: int | None = None) -> None:
     """Write the list that nodes look at before a job starts there, whole or not at all.
 
     Raises:
         RunFilesError: the file cannot be written.
     """
-    write_json(path, {"devices": [asdict(one) for one in condemned]})
+    write_json(path, {"devices": [asdict(one) for one in condemned]}, mode=mode)
 
 
 def read_condemned(path: Path) -> list[Condemned]:

@@ -75,9 +75,9 @@ def _no_such_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
+def write_json(path: Path, record: Mapping[str, Any], *, mode: int | None = None) -> None:
     """Write a JSON object so that a kill at any instant leaves the old file or the new one, and flush it to the disk."""
-    write_bytes(path, (dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode())
+    write_bytes(path, (dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode(), mode=mode)
 
 
 def dump(record: Mapping[str, Any], indent: int | None = None) -> str:
@@ -102,12 +102,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file under a temporary name beside it, flush it, and rename it into place."""
+def write_bytes(path: Path, content: bytes, *, mode: int | None = None) -> None:
+    """Write a whole file under a temporary name beside it, flush it, and rename it into place; with a mode, whatever the umask."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
     with Reported(path, "written"):
         try:
             with temporary.open("xb") as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
