@@ -278,7 +278,7 @@ def test_the_password_of_an_address_is_shown_nowhere(
     go.set()
     assert one.code == ("metrics:hangs" if patience < 1 else "metrics:unreadable")
     assert one.origin == "http://prom:9090"
-    assert "hunter2" not in str(one).replace("?token=hunter2/api", "")
+    assert "hunter2" not in str(one)
 
 
 def test_an_unattributed_incident_asks_for_no_signals(play: Rehearsal) -> None:

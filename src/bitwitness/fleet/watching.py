@@ -7,6 +7,7 @@ are each said once, and everything else goes on.
 from __future__ import annotations
 
 import glob
+import heapq
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
@@ -24,7 +25,8 @@ from bitwitness.fleet.decision import namings_of
 from bitwitness.fleet.notify import Severity
 from bitwitness.fleet.owning import RUN_LOCK, Lock
 from bitwitness.fleet.policy import FleetPolicy
-from bitwitness.fleet.signals.gather import gather, of_node
+from bitwitness.fleet.signals.gather import IDENTITY, gather, of_node
+from bitwitness.fleet.signals.reading import masked, shown_address
 from bitwitness.fleet.signals.record import Signal, no_evidence
 from bitwitness.runfiles import Incident, RunFiles
 
@@ -39,7 +41,9 @@ _PATIENCE = 20.0
 """Seconds that one source of signals may take."""
 _MINUTE = 60.0
 _MOST_SIGNALS = 500
-_MOST_FILES = 200
+_MOST_FILES, _MOST_NAMES = 200, 100_000
+"""Of one pattern: files that are read, and names that are looked at to find the newest of them."""
+_WEIGHTS = {"strong": 0, "medium": 2, "weak": 3, "none": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,26 @@ class Runs:
             self._release(path)
 
 
+def _written(path: Path) -> int:
+    stamp = stamp_of(path)
+    return 0 if stamp is None else stamp[0]
+
+
+def _weightiest(signals: Sequence[Signal], most: int) -> Sequence[Signal]:
+    """So many of them, in their order: what weighs most and what tells a device's serial number, and of the like the newest."""
+    if len(signals) <= most:
+        return signals
+
+    def rank(at: int) -> tuple[int, int]:
+        one = signals[at]
+        weight = 1 if one.code == IDENTITY else 5 if one.kind == "no-evidence" else _WEIGHTS[one.weight]
+        return weight, -at
+
+    kept = sorted(sorted(range(len(signals)), key=rank)[: most - 1])
+    why = f"{len(signals) - len(kept)} signals that weigh less than the {len(kept)} kept are left out"
+    return [*(signals[at] for at in kept), no_evidence("logs", "signals:too-many", why)]
+
+
 class SignalReader:
     """Reads what the hardware said around an incident, from where the policy says and from beside the run.
 
@@ -144,6 +168,7 @@ class SignalReader:
         patience: float = _PATIENCE,
     ) -> None:
         self._policy, self._zone, self._patience = policy, zone, patience
+        self._metrics_at = shown_address(policy.metrics)
         self._hanging: dict[str, threading.Thread] = {}
         self._spent: deque[tuple[float, float]] = deque()
 
@@ -161,8 +186,8 @@ class SignalReader:
                 found += self._bounded("logs", node, pattern, partial(self._logs, pattern, node, named[0].moment))
             if self._policy.metrics:
                 read = partial(self._metrics, node, named[0].moment)
-                found += self._bounded("metrics", node, self._policy.metrics, read)
-        return gather(found, identities=True)[-_MOST_SIGNALS:]
+                found += self._bounded("metrics", node, self._metrics_at, read)
+        return _weightiest(gather(found, identities=True), _MOST_SIGNALS)
 
     def _patterns(self, incident: Incident, node: str) -> Iterator[str]:
         for pattern in self._policy.logs:
@@ -174,14 +199,20 @@ class SignalReader:
     def _logs(self, pattern: str, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.detect import read_all  # noqa: PLC0415 - readers are many, and most runs have no logs
 
-        paths = [Path(name) for name in islice(glob.iglob(pattern), _MOST_FILES)]  # noqa: PTH207 - the pattern is absolute
+        paths = [Path(name) for name in islice(glob.iglob(pattern), _MOST_NAMES)]  # noqa: PTH207 - the pattern is absolute
         if not paths:
             why = f"no file is called {pattern}"
             return [no_evidence("logs", "logs:absent", why, origin=pattern, host=node)]
+        extra: list[Signal] = []
+        if len(paths) > _MOST_FILES:
+            many = f"more than {len(paths):,}" if len(paths) == _MOST_NAMES else f"{len(paths):,}"
+            why = f"{many} files are called {pattern}; only the {_MOST_FILES} that were written last were read"
+            extra.append(no_evidence("logs", "logs:too-many", why, origin=pattern, host=node))
+            paths = heapq.nlargest(_MOST_FILES, paths, key=_written)
         # Before anything is gathered: of a log of the whole cluster the newest of each kind may all be of other nodes and days.
         first, last = at - self._policy.signals_before, at + self._policy.signals_after
         mine = of_node(read_all(paths, zone=self._zone, host=node), node)
-        return (one for one in mine if one.moment is None or first <= one.moment <= last)
+        return chain(extra, (one for one in mine if one.moment is None or first <= one.moment <= last))
 
     def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.metrics import query  # noqa: PLC0415 - needs an extra
@@ -218,7 +249,7 @@ class SignalReader:
                 ArithmeticError,
                 ImportError,
             ) as error:
-                text = f"{origin} could not be read: {error}"
+                text = f"{origin} could not be read: {masked(str(error))}"
                 said.append([no_evidence(source, f"{source}:unreadable", text, origin=origin, host=node)])
 
         thread = threading.Thread(target=ask, daemon=True, name="bitwitness-fleet-signals")

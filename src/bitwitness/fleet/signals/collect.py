@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import selectors
 import socket
 import subprocess
 import time
@@ -31,6 +32,8 @@ _JOURNAL_DAYS = timedelta(days=30)
 _JOURNAL, _RING = "journalctl", "dmesg"
 _PATIENCE = 120.0
 """Seconds that a program may take to print its log."""
+_SAID = 2000
+"""Bytes of its errors that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,42 +149,74 @@ class _Output:
         self.command = list(command)
         self.count = 0
         self.why = ""
+        self._said = bytearray()
 
     def lines(self) -> Iterator[bytes]:
-        """Its lines. Never raises for what the program does."""
+        """Its lines, those that are too long cut. Never raises for what the program does, and never waits for it for long."""
         environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+        pipe = subprocess.PIPE
         try:
             process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
+                self.command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment
             )
         except OSError as error:
             self.why = f"{self.command[0]} cannot be started ({error.strerror or error})"
             return
-        assert process.stdout is not None
-        assert process.stderr is not None
-        until = time.monotonic() + _PATIENCE
         try:
-            while line := process.stdout.readline(LINE_MAX):
+            for line in _lines(self._chunks(process)):
                 self.count += 1
-                yield line.rstrip(b"\r\n")
-                if time.monotonic() > until:
-                    self.why = f"{self.command[0]} took longer than {_PATIENCE:g} seconds, and was read only so far"
-                    break
-            else:
-                said = words(process.stderr.read(2000).decode("utf-8", "replace"))
-                if process.wait(timeout=10):
-                    self.why = f"{self.command[0]} failed: {said or f'exit {process.returncode}'}"
+                yield line.rstrip(b"\r")
+            if process.wait(timeout=10):
+                said = words(bytes(self._said).decode("utf-8", "replace"))
+                self.why = f"{self.command[0]} failed: {said or f'exit {process.returncode}'}"
+        except TimeoutError:
+            self.why = f"{self.command[0]} took longer than {_PATIENCE:g} seconds, and was read only so far"
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             self.why = f"{self.command[0]} could not be read to its end ({error})"
         finally:
             process.kill()
-            process.wait()
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # it hangs inside the kernel, where no signal reaches it
+                process.wait(timeout=1)
             for stream in (process.stdout, process.stderr):
-                stream.close()
+                if stream is not None:
+                    stream.close()
+
+    def _chunks(self, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        """What it prints; what it says of errors is taken as it comes, because a full pipe would stop it.
+
+        Raises:
+            TimeoutError: it has not ended in time, whether it prints something or is silent.
+        """
+        until = time.monotonic() + _PATIENCE
+        with selectors.DefaultSelector() as waiting:
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                waiting.register(stream, selectors.EVENT_READ)
+            while waiting.get_map():
+                ready = waiting.select(max(0.0, until - time.monotonic()))
+                if not ready or time.monotonic() > until:
+                    raise TimeoutError
+                for key, _ in ready:
+                    chunk = os.read(key.fd, LINE_MAX)
+                    if not chunk:
+                        waiting.unregister(key.fileobj)
+                    elif key.fileobj is process.stdout:
+                        yield chunk
+                    else:
+                        self._said += chunk[: _SAID - len(self._said)]
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines without their ends, each cut at the longest that there may be."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line[:LINE_MAX] for line in whole)
+        rest = rest[:LINE_MAX]
+    if rest:
+        yield rest
 
 
 def _ring_buffer(device: Path) -> Iterator[bytes]:

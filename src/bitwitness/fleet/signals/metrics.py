@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from bitwitness.errors import MissingExtra
 from bitwitness.fleet.signals import catalogue, samples
@@ -28,6 +27,8 @@ from bitwitness.fleet.signals.reading import (
     bounded,
     document,
     is_ours,
+    masked,
+    shown_address,
     whole,
     words,
 )
@@ -259,7 +260,7 @@ def query(
         import httpx  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise MissingExtra("asking Prometheus needs httpx: pip install 'bitwitness[fleet]'") from error
-    shown = _without_password(url)
+    shown = shown_address(url)
     span = max((before + after).total_seconds(), 1.0)
     question = {
         "query": _question(host),
@@ -275,7 +276,7 @@ def query(
             text = _bounded_text(answer.iter_bytes(), time.monotonic() + timeout)
             status = answer.status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, Unreadable) as error:
-        why = f"Prometheus did not answer: {words(str(error).replace(url, shown), 160) or type(error).__name__}"
+        why = f"Prometheus did not answer: {words(masked(str(error)), 160) or type(error).__name__}"
         yield no_evidence(SOURCE, "dcgm:unreachable", why, origin=shown, host=host)
         return
     try:
@@ -304,11 +305,3 @@ def _bounded_text(chunks: Iterable[bytes], until: float) -> str:
         if time.monotonic() > until:
             raise Unreadable("the answer took too long")
     return got.decode("utf-8", errors="replace")
-
-
-def _without_password(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "the address given"
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

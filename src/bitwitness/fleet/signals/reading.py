@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from bitwitness.fleet.signals.record import Signal, no_evidence
 from bitwitness.fleet.signals.times import iso
@@ -26,6 +27,7 @@ MAX_RECORDS = 10_000
 EVIDENCE_CHARACTERS = 240
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_LOGIN, _QUERY = re.compile(r"//[^/\s@]*+@"), re.compile(r"(https?://[^\s?]*+)\?\S*+")
 _BEGINNING = re.compile(r"""\{\s*+["}]|\[\s*+[\[{\]]""")
 _KEY = re.compile(r"\"\s*+:")
 _OWN = (b'"source"', b'"code"', b'"weight"')
@@ -115,6 +117,20 @@ def words(value: object, limit: int = EVIDENCE_CHARACTERS) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(_CONTROL.sub(" ", text[: 4 * limit]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shown_address(url: str) -> str:
+    """An address for people: without user, password, and what stands behind a `?`, where tokens stand."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the address given"
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
+def masked(text: str) -> str:
+    """A text in which addresses have no user, password, or what stands behind a `?`."""
+    return _QUERY.sub(r"\1", _LOGIN.sub("//", text))
 
 
 def stamp(seconds: float | None) -> str | None:
