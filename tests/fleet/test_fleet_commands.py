@@ -313,6 +313,24 @@ def test_clearing_closes_what_still_waits_for_the_node(place: Place) -> None:
     assert place.cluster.calls() == []
 
 
+def test_the_undo_needs_no_secret_no_extra_and_no_policy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = place.folder / "slack-url"
+    secret.touch(0o600)
+    secret.write_text("http://127.0.0.1:9/hooks/abc\n")
+    place.policy.write_text(f'{place.policy.read_text()}[[notify]]\nkind = "slack"\nurl_file = "{secret}"\n')
+    place.incident()
+    assert place.watch("--once", "--act").exit_code == 0
+    secret.unlink()
+    place.policy.write_text("half of a sett")
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "bitwitness.fleet.senders", raising=False)
+    done = place.ask("clear", "n1", "--why", "repaired")
+    assert (done.exit_code, place.cluster.look("n1").service) == (0, "in"), done.output
+    with State(place.state) as state:
+        waiting = state.read("SELECT subject, notifier FROM outbox JOIN deliveries ON id = message ORDER BY time")
+    assert any("back in service" in subject and name == "slack 127.0.0.1" for subject, name in waiting), waiting
+
+
 @pytest.mark.parametrize(
     ("node", "why", "said"),
     [("n1", " ", "reason"), ("n2", "x", "not by bitwitness"), ("n9", "x", "no node n9"), ("n1;x", "x", "no name")],

@@ -15,7 +15,6 @@ from bitwitness.fleet.clearing import Cleared
 from bitwitness.fleet.clearing import clear as return_to_service
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.clusters.settings import cluster_of
-from bitwitness.fleet.notify import notifiers
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import State
 from bitwitness.fleet.view import sources
@@ -45,20 +44,18 @@ def clear(
         known = sources(state.about())
         runs = [Path(path) for path in known.get("runs", ())]
         parents = [Path(path) for path in known.get("parents", ())] + [folder / INBOX]
-        policy = _policy(policy_file, state.about().get("policy", ""), known.get("cluster"))
+        policy = _policy(policy_file, known.get("cluster"))
         cluster = cluster_of(policy, runs, parents)
-        told = tuple(one.name for one in notifiers(policy.notify))
+        told = tuple(str(name) for name in known.get("notifiers", ()))
         done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run)
         freed = _from_quarantines(node, done, why, [*runs, *_below(parents)], dry_run) if quarantine else []
     _show(done, freed, quarantine, dry_run, as_json)
 
 
-def _policy(given: Path | None, remembered: str, cluster: object) -> FleetPolicy:
-    """As given, else the controller's file, else its cluster alone."""
+def _policy(given: Path | None, cluster: object) -> FleetPolicy:
+    """As given, else with the cluster as the controller has it: an undo must not depend on what the file says by now."""
     if given is not None:
         return FleetPolicy.load(given)
-    if remembered and Path(remembered).is_file():
-        return FleetPolicy.load(Path(remembered))
     return replace(FleetPolicy(), cluster=cluster) if isinstance(cluster, dict) else FleetPolicy()
 
 

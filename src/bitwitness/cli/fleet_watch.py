@@ -163,7 +163,7 @@ def _watch(asked: Asked) -> None:
             publish=asked.publish,
         )
         stack.callback(controller.close)
-        _remember(state, asked)
+        _remember(state, asked, told)
         if asked.listen:
             stack.callback(_serve(asked, asked.listen, inbox).stop)
         if asked.once:
@@ -217,12 +217,13 @@ def _once(controller: Controller, state: State, told: Sequence[Notifier]) -> Non
     controller.stopped()
 
 
-def _remember(state: State, asked: Asked) -> None:
-    """What `fleet clear` needs to reach the same cluster; no setting of a policy is a secret."""
+def _remember(state: State, asked: Asked, told: Sequence[Notifier]) -> None:
+    """What `fleet clear` needs to reach the same cluster and people; no setting of a policy is a secret, and no name is."""
     sources = {
         "runs": [str(path.absolute()) for path in asked.runs],
         "parents": [str(path.absolute()) for path in asked.parents],
         "cluster": dict(asked.policy.cluster),
+        "notifiers": [one.name for one in told],
     }
     file = "" if asked.policy_file is None else str(asked.policy_file.absolute())
     before, shared = state.about().get("publish", ""), "" if asked.publish is None else str(asked.publish.absolute())

@@ -226,7 +226,7 @@ def _advice(kept: Kept) -> str:
 
 
 def sources(about: dict[str, str]) -> dict[str, Any]:
-    """What the controller was started with: `runs`, `parents`, `cluster` (settings) and `policy` (file), as far as it said so."""
+    """What the controller was started with: `runs`, `parents`, `cluster` (settings) and `notifiers` (names), as far as it said so."""
     try:
         value = json.loads(about.get("sources", "{}"))
     except ValueError:
