@@ -331,6 +331,8 @@ def notifiers(settings: Sequence[Mapping[str, Any]]) -> list[Notifier]:
         ConfigurationError: a kind or a setting is unknown, or a secret cannot be read.
         MissingExtra: what it needs is not installed.
     """
+    if not settings:
+        return []
     from bitwitness.fleet.senders import made  # noqa: PLC0415 - whoever only composes needs no client
 
     build: Callable[[Mapping[str, Any], str], Notifier] = made

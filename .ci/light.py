@@ -1,0 +1,109 @@
+"""What a platform team installs: the wheel alone, with no torch and no extra. Every command of the fleet works, or says which extra.
+
+Run by `.ci/run` with the Python of an environment that holds nothing else, from a folder that is no checkout:
+
+    python light.py CHECKOUT
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+CHECKOUT = Path(sys.argv[1])
+PROGRAM = Path(sys.executable).parent / "bitwitness"
+BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+XID = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping\n"
+
+
+def call(*words: object, code: int = 0, says: str = "", stdin: str = "") -> str:
+    """What a command prints on stdout; it must end with this code, and say this."""
+    line = [str(PROGRAM), *map(str, words)]
+    done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=BARE)  # noqa: S603
+    said = done.stdout + done.stderr
+    if done.returncode != code or says not in said or "Traceback" in said:
+        sys.exit(f"{' '.join(line)}\nended with {done.returncode} instead of {code}, and was to say {says!r}:\n{said}")
+    return done.stdout
+
+
+def imports() -> None:
+    """The torch-free half imports from the wheel, and the rest says what it needs."""
+    import bitwitness
+    from bitwitness import errors, evidence, fleet, policy, runfiles, topology, verdict  # noqa: F401
+
+    for name in ("torch", "numpy", "httpx", "prometheus_client", "starlette", "jinja2", "pynvml"):
+        assert importlib.util.find_spec(name) is None, f"the base install must not bring {name}"
+    assert "site-packages" in (bitwitness.__file__ or ""), bitwitness.__file__
+    try:
+        bitwitness.Guard
+    except bitwitness.MissingExtra as error:
+        assert "bitwitness[train]" in str(error), error
+    else:
+        sys.exit("Guard without torch must say what to install")
+
+
+def incident(run_dir: Path) -> str:
+    """An incident that names n1, in a run that knows its nodes, and its id; written as our tests do."""
+    sys.path.append(str(CHECKOUT))
+    from bitwitness.runfiles import RunFiles
+    from tests.fleet.incidents import topology, write
+
+    found = write(run_dir, at=datetime.now(UTC))
+    RunFiles(run_dir).write_run({"started": datetime.now(UTC).isoformat(), "placement": topology().to_json()})
+    return found.name
+
+
+def fleet(folder: Path) -> None:
+    """One incident, from the log to the undo."""
+    run_dir, state = folder / "run", folder / "state"
+    name = incident(run_dir)
+    assert '"xid:63"' in call("fleet", "signals", "--from", "-", "--json", stdin=XID)
+    call("fleet", "status", "--state", state, code=2, says="no state of a controller")
+    call("fleet", "watch", run_dir, "--state", state, "--dry-run", says="would call")
+    call("fleet", "watch", run_dir, "--state", state, "--once", "--act", "--publish", folder)
+    assert json.loads(call("fleet", "status", "--state", state, "--json"))["proposals"][0]["status"] == "done"
+    call("fleet", "status", "--state", state, says="n1")
+    call("fleet", "history", "--state", state, says=name)
+    condemned = ("fleet", "admit", "--condemned", folder / "condemned.json", "--node", "n1")
+    call(*condemned, says="cannot be told")
+    call(*condemned, "--device", "GPU-n1-0", code=1, says="refused")
+    call("fleet", "clear", "n1", "--why", "repaired", "--state", state, says="is in service again")
+    call(*condemned, "--device", "GPU-n1-0", says="admitted")
+
+
+def extras(folder: Path) -> None:
+    """What needs an extra says which."""
+    run_dir, state, token = folder / "run", folder / "state", folder / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    needs = "pip install 'bitwitness[fleet]'"
+    policy = folder / "fleet.toml"
+    policy.write_text('[[notify]]\nkind = "webhook"\nurl = "http://127.0.0.1:9/"\n')
+    call("fleet", "watch", run_dir, "--state", state, "--once", "--policy", policy, code=2, says=needs)
+    policy.write_text('[cluster]\nkind = "slurm"\nrest = "http://127.0.0.1:9"\nuser = "x"\n')
+    call("fleet", "watch", run_dir, "--state", state, "--once", "--policy", policy, code=2, says=needs)
+    listen = ("--listen", "127.0.0.1:0", "--token-file", token)
+    call("fleet", "watch", run_dir, "--state", state, *listen, code=2, says=needs)
+    call("fleet", "send", run_dir, "--to", "http://127.0.0.1:9", "--token-file", token, code=2, says=needs)
+
+
+def main() -> None:
+    """All of it."""
+    imports()
+    call("--version")
+    call("--help")
+    for name in ("admit", "clear", "history", "send", "signals", "status", "watch"):
+        call("fleet", name, "--help", says="Usage")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        fleet(Path(folder))
+        extras(Path(folder))
+
+
+main()
