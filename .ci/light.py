@@ -7,6 +7,7 @@ Run by `.ci/run` with the Python of an environment that holds nothing else, from
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,12 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-CHECKOUT = Path(sys.argv[1])
+import bitwitness
+from bitwitness.runfiles import RunFiles
+
+sys.path.append(sys.argv[1])
+from tests.fleet.incidents import topology, write  # noqa: E402 - from the checkout, which has no bitwitness in it
+
 PROGRAM = Path(sys.executable).parent / "bitwitness"
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 XID = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping\n"
@@ -25,7 +31,7 @@ XID = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked fo
 def call(*words: object, code: int = 0, says: str = "", stdin: str = "") -> str:
     """What a command prints on stdout; it must end with this code, and say this."""
     line = [str(PROGRAM), *map(str, words)]
-    done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=BARE)  # noqa: S603
+    done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=BARE)
     said = done.stdout + done.stderr
     if done.returncode != code or says not in said or "Traceback" in said:
         sys.exit(f"{' '.join(line)}\nended with {done.returncode} instead of {code}, and was to say {says!r}:\n{said}")
@@ -34,26 +40,22 @@ def call(*words: object, code: int = 0, says: str = "", stdin: str = "") -> str:
 
 def imports() -> None:
     """The torch-free half imports from the wheel, and the rest says what it needs."""
-    import bitwitness
-    from bitwitness import errors, evidence, fleet, policy, runfiles, topology, verdict  # noqa: F401
-
     for name in ("torch", "numpy", "httpx", "prometheus_client", "starlette", "jinja2", "pynvml"):
         assert importlib.util.find_spec(name) is None, f"the base install must not bring {name}"
     assert "site-packages" in (bitwitness.__file__ or ""), bitwitness.__file__
+    for name in ("errors", "evidence", "fleet", "policy", "runfiles", "topology", "verdict"):
+        importlib.import_module(f"bitwitness.{name}")
+    said = ""
     try:
-        bitwitness.Guard
+        getattr(bitwitness, "Guard")  # noqa: B009 - asking for it is what fails
     except bitwitness.MissingExtra as error:
-        assert "bitwitness[train]" in str(error), error
-    else:
-        sys.exit("Guard without torch must say what to install")
+        said = str(error)
+    if "bitwitness[train]" not in said:
+        sys.exit(f"Guard without torch must say what to install: {said!r}")
 
 
 def incident(run_dir: Path) -> str:
     """An incident that names n1, in a run that knows its nodes, and its id; written as our tests do."""
-    sys.path.append(str(CHECKOUT))
-    from bitwitness.runfiles import RunFiles
-    from tests.fleet.incidents import topology, write
-
     found = write(run_dir, at=datetime.now(UTC))
     RunFiles(run_dir).write_run({"started": datetime.now(UTC).isoformat(), "placement": topology().to_json()})
     return found.name
