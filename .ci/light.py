@@ -20,8 +20,8 @@ from pathlib import Path
 import bitwitness
 from bitwitness.runfiles import RunFiles
 
-sys.path.append(sys.argv[1])
-from tests.fleet.incidents import topology, write  # noqa: E402 - from the checkout, which has no bitwitness in it
+sys.path.append(sys.argv[1])  # the checkout, which has no bitwitness in it: that is in src/
+from tests.fleet.incidents import topology, write
 
 PROGRAM = Path(sys.executable).parent / "bitwitness"
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
