@@ -17,6 +17,7 @@ import pytest
 from bitwitness.errors import MissingExtra
 from bitwitness.fleet.signals import Signal, metrics, samples
 from bitwitness.fleet.signals.dcgm_fields import FIELDS, NAMES
+from bitwitness.fleet.signals.gather import gather
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 T0 = int(NOW.timestamp()) - 600
@@ -150,9 +151,48 @@ def test_slices_count_for_their_device() -> None:
         line("ECC_DBE_VOL_TOTAL", count, labels.format(uuid=uuid, part=part))
         for uuid, part, count in (("GPU-1111", "1", 1), ("MIG-abc", "2", 2), ("MIG-GPU-1111/3/0", "3", 3))
     )
-    found = evidence(read(text.replace("hostname", "Hostname")))
-    assert {(one.device, one.code) for one in found} == {("GPU-1111", "dcgm:311")}
-    assert sorted(one.count for one in found) == [1, 2, 3]
+    found = read(text.replace("hostname", "Hostname"))
+    assert [(one.device, one.code, one.count) for one in evidence(found)] == [("GPU-1111", "dcgm:311", 3)]
+
+
+def test_slices_tell_the_count_of_their_device_and_are_not_added_up() -> None:
+    labels = 'gpu="0",UUID="GPU-1111",GPU_I_ID="{part}",Hostname="n1",pci_bus_id="00000000:9B:00.0"'
+    text = "".join(line("ECC_DBE_VOL_TOTAL", 2, labels.format(part=part)) for part in (1, 2)) + "".join(
+        f'DCGM_EXP_XID_ERRORS_COUNT{{{labels.format(part=part)},xid="94"}} 2\n' for part in (1, 2)
+    )
+    assert [(one.code, one.count) for one in evidence(read(text))] == [("dcgm:311", 2), ("xid:94", 2)]
+    rising = [(of("ECC_DBE_VOL_TOTAL", GPU_I_ID=part), [(0, "1"), (30, "2")]) for part in "12"]
+    (one,) = evidence(read(answer(*rising, (of("ECC_DBE_VOL_TOTAL", GPU_I_ID="3"), [(0, "9")]))))
+    assert (one.count, one.time) == (1, "2026-11-29T11:50:30.000Z")
+    seen = [(of("XID_ERRORS", GPU_I_ID=part), [(0, "0"), (30, xid)]) for part, xid in (("1", "63"), ("2", "94"))]
+    assert sorted(one.code for one in evidence(read(answer(*seen)))) == ["xid:63", "xid:94"]
+
+
+def test_a_count_that_was_read_twice_is_one_count() -> None:
+    first, later = (read(line("ECC_DBE_VOL_TOTAL", count)) for count in (2, 3))
+    assert [one.count for one in gather([*later, *first]) if one.code == "dcgm:311"] == [3]
+
+
+def test_the_name_of_a_pod_does_not_hide_the_node() -> None:
+    labels = f'{LABELS},Hostname="dcgm-exporter-abc",instance="10.0.0.7:9400",node="n5"'
+    assert {one.host for one in evidence(read(line("ROW_REMAP_FAILURE", 1, labels)))} == {"n5"}
+
+
+def test_who_sits_where_is_told_with_the_time_since_when_it_was_seen() -> None:
+    bus = {"pci_bus_id": "00000000:1A:00.0"}
+    moved = ((of("XID_ERRORS", **bus), [(60, "0"), (30, "0")]), (of("XID_ERRORS", **bus, UUID="GPU-2222"), [(90, "0")]))
+    found = [(one.device, one.time) for one in read(answer(*moved)) if one.code == "identity:pci"]
+    assert found == [("GPU-1111", "2026-11-29T11:50:30.000Z"), ("GPU-2222", "2026-11-29T11:51:30.000Z")]
+    (scraped,) = [one for one in read(SCRAPE) if one.code == "identity:pci"]
+    assert scraped.time == "2026-11-29T12:00:00.000Z", "when it was written"
+
+
+def test_which_slices_a_device_is_cut_into_is_told() -> None:
+    bus = 'pci_bus_id="00000000:9B:00.0"'
+    text = line("XID_ERRORS", 0, f'{LABELS},Hostname="n1",{bus}')
+    text += line("XID_ERRORS", 0, f'gpu="0",UUID="MIG-abc",Hostname="n1",{bus}')
+    (one,) = [one for one in read(text) if one.code == "identity:pci"]
+    assert (one.device, one.evidence) == ("GPU-1111", "pci=0000:9b:00 index=0 mig=MIG-abc")
 
 
 def test_a_slice_whose_device_is_not_told_keeps_its_name() -> None:
@@ -297,6 +337,8 @@ def test_prometheus_is_asked_for_one_host_and_its_time(prometheus: str) -> None:
     (query,) = asked["query"]
     assert re.findall(r'Hostname="n\\"1"', query, re.IGNORECASE) == ['Hostname="n\\"1"', 'hostname="n\\"1"']
     assert "DCGM_FI_DEV_XID_ERROR|DCGM_FI_DEV_XID_ERRORS" in query
+    assert ',node="n\\"1"' in query
+    assert {one.host for one in found} == {'n"1'}, "of the host that was asked for, by whatever label"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ given to what was seen changing, and to nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from bitwitness.fleet.signals import catalogue
 from bitwitness.fleet.signals.dcgm_fields import ACTIONS, Field, Reading, action_reason, throttled
@@ -39,6 +39,18 @@ class Series:
 
     points: list[Point] = field(default_factory=list)
     blanks: int = 0
+
+
+def read_slices(known: Field, parts: Sequence[Series]) -> Iterator[Signal]:
+    """The signals of one field of a device of which several slices tell.
+
+    A slice is told the count of the whole device, so the counts are not added up: the one that tells most is taken.
+    """
+    if known.reading == "count":
+        each = [found for series in parts if (found := list(read_series(known, series)))]
+        yield from max(each, key=lambda found: (found[0].time is not None, found[0].count), default=[])
+    else:
+        yield from read_series(known, Series([point for series in parts for point in series.points]))
 
 
 def read_series(known: Field, series: Series) -> Iterator[Signal]:
@@ -73,7 +85,9 @@ def _count(known: Field, points: list[Point]) -> Iterator[Signal]:
         yield _signal(known, at, known.kind, known.fresh or known.weight, why, most, risen)
     elif most:
         why = f"{most:.15g}, at a time that is not known, because it was not seen to rise: {known.why}"
-        yield _signal(known, None, known.kind, known.weight, why, most, int(most))
+        # Without the number, so that a count that was read again later is the same count, and not added to it.
+        evidence = f"{known.names[0]} (DCGM field {known.id}), a count"
+        yield replace(_signal(known, None, known.kind, known.weight, why, most, int(most)), evidence=evidence)
 
 
 def _flag(known: Field, points: list[Point]) -> Iterator[Signal]:

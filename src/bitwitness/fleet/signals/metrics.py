@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bitwitness.errors import MissingExtra
 from bitwitness.fleet.signals import catalogue, samples
-from bitwitness.fleet.signals.counters import Point, Series, read_series
+from bitwitness.fleet.signals.counters import Point, Series, read_slices
 from bitwitness.fleet.signals.dcgm_fields import EXPECTED, FIELDS, NAMES, XID
 from bitwitness.fleet.signals.reading import (
     MAX_JSON,
@@ -29,14 +29,17 @@ from bitwitness.fleet.signals.reading import (
     is_ours,
     masked,
     shown_address,
+    stamp,
     whole,
     words,
 )
 from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.fleet.signals.times import iso
 
 SOURCE = "dcgm"
 _COUNTED_XIDS = "DCGM_EXP_XID_ERRORS_COUNT"
-_HOSTS = ("Hostname", "hostname", "node", "nodename", "kubernetes_node", "instance")
+_HOSTS = ("node", "nodename", "kubernetes_node", "Hostname", "hostname", "instance")
+"""Labels that name the node, the surest first: inside a container `Hostname` is the name of a pod, and `instance` may be an address."""
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _STEPS = 5_000
 """Of a range query; Prometheus answers none that has more than 11,000."""
@@ -60,7 +63,7 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
     Args:
         source: the text, or the file that has it.
         origin: the file or address, for the records.
-        now: not needed here; every reader is told it.
+        now: when it was written, which is when the devices were where it says, unless its samples say when.
     """
     try:
         text = document(source)
@@ -69,7 +72,7 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
     except Unreadable as error:
         yield no_evidence(SOURCE, "dcgm:unreadable", f"no metrics: {error}", origin=origin)
         return
-    yield from bounded(_signals(seen, origin), SOURCE, origin)
+    yield from bounded(_signals(seen, origin, now), SOURCE, origin)
 
 
 def _scrape(text: str) -> _Seen:
@@ -109,7 +112,10 @@ class _Seen:
 
     fields: dict[_Device, dict[int, Series]] = field(default_factory=dict)
     counted: dict[tuple[_Device, int], float] = field(default_factory=dict)
-    pci: dict[_Device, str] = field(default_factory=dict)
+    pci: dict[tuple[_Device, str], float | None] = field(default_factory=dict)
+    """Who sat in which slot, with the first time at which that was seen."""
+    slices: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """By host and name of a device, the names of what it is cut into."""
     damage: samples.Damage = field(default_factory=samples.Damage)
 
     def take(self, found: Iterable[samples.Sample]) -> None:
@@ -117,18 +123,32 @@ class _Seen:
         for one in found:
             device = _device(one.labels)
             address = catalogue.pci_address(one.labels.get("pci_bus_id", ""))
-            if address and len(self.pci) < MAX_RECORDS:
-                self.pci[device] = address
+            if address and device.name.startswith("GPU-"):
+                self._place(replace(device, part=""), address, one.time)
             if one.name == _COUNTED_XIDS:
                 self._count(device, one)
             else:
                 self._sort(device, one)
-        parents = {(one.host, one.index): one.name for one in self.fields if one.name.startswith("GPU-") and one.index}
+        devices = [*self.fields, *(device for device, _ in self.counted)]
+        parents = {(one.host, one.index): one.name for one in devices if one.name.startswith("GPU-") and one.index}
         for device in [one for one in self.fields if one.name.startswith("MIG-")]:
             parent = parents.get((device.host, device.index))
             if parent is not None:
+                self.slices.setdefault((device.host, parent), set()).add(device.name)
                 of_parent = replace(device, name=parent, part=device.part or device.name)
                 self.fields.setdefault(of_parent, {}).update(self.fields.pop(device))
+        # Of the slices of a device all count the same Xids.
+        counted: dict[tuple[_Device, int], float] = {}
+        for (device, xid), times in self.counted.items():
+            name = parents.get((device.host, device.index), "") if device.name.startswith("MIG-") else ""
+            whole_device = replace(device, name=name or device.name, part="")
+            counted[whole_device, xid] = max(times, counted.get((whole_device, xid), 0))
+        self.counted = counted
+
+    def _place(self, device: _Device, address: str, time: float | None) -> None:
+        first = self.pci.get((device, address), math.inf)
+        if (device, address) in self.pci or len(self.pci) < MAX_RECORDS:
+            self.pci[device, address] = None if time is None or first is None else min(time, first)
 
     def _count(self, device: _Device, one: samples.Sample) -> None:
         xid = whole(one.labels.get("xid"))
@@ -171,25 +191,24 @@ def _blank(value: float) -> bool:
     return value >= 9.2e18 or 2147483632 <= value <= 2147483647 or 140737488355328 <= value <= 140737488355343
 
 
-def _signals(seen: _Seen, origin: str) -> Iterator[Signal]:
+def _signals(seen: _Seen, origin: str, now: datetime | None = None) -> Iterator[Signal]:
     yield from _said_of(seen, origin)
-    for device, pci in sorted(seen.pci.items()):
-        if device.name.startswith("GPU-"):
-            evidence = f"pci={pci}" + (f" index={device.index}" if device.index else "")
-            yield Signal(
-                SOURCE, "identity:pci", device.name, None, "noise", "none", _IDENTITY, device.host, 1, evidence, origin
-            )
+    yield from _identities(seen, origin, now)
+    devices: dict[tuple[str, str], dict[int, list[tuple[str, Series]]]] = {}
     for device, fields in sorted(seen.fields.items(), key=lambda item: item[0]):
-        for identifier, series in sorted(fields.items()):
-            for one in read_series(FIELDS[identifier], series):
-                part = f" (slice {device.part})" if device.part else ""
-                yield replace(
-                    one, device=device.name, host=device.host, evidence=words(one.evidence + part), origin=origin
-                )
+        whole_device = devices.setdefault((device.host, device.name), {})
+        for identifier, series in fields.items():
+            whole_device.setdefault(identifier, []).append((device.part, series))
+    for (host, name), found in devices.items():
+        for identifier, parts in sorted(found.items()):
+            slices = [part for part, series in parts if part and series.points]
+            part = f" (slice {', '.join(slices)})" if slices else ""
+            for one in read_slices(FIELDS[identifier], [series for _, series in parts]):
+                yield replace(one, device=name, host=host, evidence=words(one.evidence + part), origin=origin)
     for (device, xid), times in sorted(seen.counted.items()):
         entry = catalogue.xid(xid)
         why = f"{entry.reason}. Counted by the exporter within its window, at a time that it does not say"
-        told = f"{_COUNTED_XIDS}{{xid={xid}}} {times:g}"
+        told = f"{_COUNTED_XIDS}{{xid={xid}}}"
         yield Signal(
             SOURCE,
             f"xid:{xid}",
@@ -202,6 +221,17 @@ def _signals(seen: _Seen, origin: str) -> Iterator[Signal]:
             max(1, int(times)),
             told,
             origin,
+        )
+
+
+def _identities(seen: _Seen, origin: str, now: datetime | None) -> Iterator[Signal]:
+    for (device, pci), first in sorted(seen.pci.items(), key=lambda item: item[0]):
+        slices = sorted(seen.slices.get((device.host, device.name), ()))
+        told = [f"pci={pci}"] + ([f"index={device.index}"] if device.index else [])
+        evidence = " ".join([*told, f"mig={','.join(slices)}"] if slices else told)[:2000]
+        since = stamp(first) or (iso(now) if now else None)
+        yield Signal(
+            SOURCE, "identity:pci", device.name, since, "noise", "none", _IDENTITY, device.host, 1, evidence, origin
         )
 
 
@@ -247,7 +277,7 @@ def query(
 
     Args:
         url: of Prometheus, as `http://prometheus:9090`; a password in it is shown nowhere.
-        host: its name in the labels `Hostname`, `hostname`, or as the first part of `instance`.
+        host: its name in the labels `node`, `nodename`, `kubernetes_node`, `Hostname`, `hostname`, or the first part of `instance`.
         at: the time of the incident.
         before: how long before it.
         after: how long after it.
@@ -284,15 +314,16 @@ def query(
     except Unreadable as error:
         why = f"no metrics: Prometheus answered with HTTP status {status}: {error}"
         found = iter([no_evidence(SOURCE, "dcgm:unreadable", why)])
-    yield from (replace(one, host=one.host or host, origin=shown) for one in bounded(found, SOURCE, shown))
+    # It is of this host by whatever label was asked for, which may not be the one that names it best.
+    yield from (replace(one, host=host, origin=shown) for one in bounded(found, SOURCE, shown))
 
 
 def _question(host: str) -> str:
-    """All known metrics of a host, under both spellings of its label. `or` keeps a series once, whoever found it first."""
+    """All known metrics of a host, under whatever label names it. `or` keeps a series once, whoever found it first."""
     metrics = "|".join((*sorted(NAMES), _COUNTED_XIDS))
     quoted = host.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     pattern = re.escape(host).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    named = (f'Hostname="{quoted}"', f'hostname="{quoted}"', f'instance=~"{pattern}(:[0-9]+)?"')
+    named = (*(f'{label}="{quoted}"' for label in _HOSTS[:-1]), f'instance=~"{pattern}(:[0-9]+)?"')
     return " or ".join(f'{{__name__=~"{metrics}",{label}}}' for label in named)
 
 
