@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fleet.budget import hold, left
+from bitwitness.fleet.budget import Left, hold, left
 from bitwitness.fleet.clusters.base import Census
 from bitwitness.fleet.decision import Proposal
 from bitwitness.fleet.policy import FleetPolicy, QuietHours
@@ -189,8 +189,9 @@ def test_when_the_budget_is_there_again() -> None:
     held = hold(DRAIN, made=NOW, acted=done, census=Census(100, 0), now=NOW, policy=ACT)
     assert held is not None
     assert held.until == NOW + timedelta(minutes=20)  # when only one of the three is left, one more may be
-    assert left(done, NOW, ACT) == 0
-    assert left(done, NOW + timedelta(minutes=20), ACT) == 1
+    assert left(done, NOW, 2) == Left(3, 0, held.until)
+    assert left(done, NOW + timedelta(minutes=20), 2) == Left(1, 1)
+    assert left(done, NOW, 0) == Left(3, 0)
 
 
 @pytest.mark.parametrize(

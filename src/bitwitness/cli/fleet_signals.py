@@ -18,12 +18,11 @@ from bitwitness.cli.output import console, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.durations import seconds_of
 from bitwitness.errors import RunFilesError
-from bitwitness.fleet.signals.record import Signal
+from bitwitness.fleet.signals.record import WEIGHTS, Signal
 from bitwitness.runfiles import RunFiles, read_incident
 
 _NO_SIGN = "That nothing was found is no sign of health: silent corruption is in no log."
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-_WEIGHTS = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
 _MEANINGS = {
     "memory": "evidence for a fault of this device",
     "link": "evidence for a fault of a link, and against blaming one end of it",
@@ -197,7 +196,7 @@ def _grouped(seen: Sequence[Signal]) -> list[list[Signal]]:
     groups: dict[tuple[str, str, str, str], list[Signal]] = {}
     for one in seen:
         groups.setdefault((one.host, one.device, one.code, one.source), []).append(one)
-    return sorted(groups.values(), key=lambda group: (_WEIGHTS[group[-1].weight], -len(group), group[-1].time or ""))
+    return sorted(groups.values(), key=lambda group: (WEIGHTS[group[-1].weight], -len(group), group[-1].time or ""))
 
 
 def _events(groups: Sequence[Sequence[Signal]], details: bool) -> Table:

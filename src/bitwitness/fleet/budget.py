@@ -21,7 +21,7 @@ HoldReason = Literal[
 ]
 """`cluster` and `not-ours` are for the controller to say: it cannot be asked, and somebody else has the node."""
 
-_HOUR = timedelta(hours=1)
+HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,10 @@ def _budget(
     node: str, acted: Sequence[tuple[datetime, str]], census: Census | None, now: datetime, policy: FleetPolicy
 ) -> Hold | None:
     """The two limits on how much at a time. An act that a clock dates into the future counts as one of this hour."""
-    recent: dict[str, datetime] = {}
-    for when, name in acted:
-        if when > now - _HOUR:
-            recent[name] = max(when, recent.get(name, when))
-    if node not in recent and len(recent) >= policy.nodes_per_hour:
-        until = sorted(recent.values())[len(recent) - policy.nodes_per_hour] + _HOUR
-        text = f"{len(recent)} nodes were touched within the last hour, of {policy.nodes_per_hour} that may be (nodes_per_hour)"
-        return Hold("nodes-per-hour", text, until)
+    spent = left(acted, now, policy.nodes_per_hour)
+    if not spent.nodes and node not in _recent(acted, now):
+        text = f"{spent.used} nodes were touched within the last hour, of {policy.nodes_per_hour} that may be (nodes_per_hour)"
+        return Hold("nodes-per-hour", text, spent.until)
     if census is None:
         return Hold("cluster", "the cluster does not say how many nodes are out of service")
     allowed = policy.allowed_out(census.total)
@@ -99,6 +95,33 @@ def _budget(
     return None
 
 
-def left(acted: Sequence[tuple[datetime, str]], now: datetime, policy: FleetPolicy) -> int:
-    """How many more nodes may be touched within this hour."""
-    return max(0, policy.nodes_per_hour - len({name for when, name in acted if when > now - _HOUR}))
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of the nodes of an hour.
+
+    Attributes:
+        used: nodes that were touched within the last hour.
+        nodes: how many more may be.
+        until: when the next may be; None where one may now, or none ever may.
+    """
+
+    used: int
+    nodes: int
+    until: datetime | None = None
+
+
+def left(acted: Sequence[tuple[datetime, str]], now: datetime, limit: int) -> Left:
+    """How many more nodes may be touched within this hour, where `limit` may be within any."""
+    recent = _recent(acted, now)
+    if len(recent) < limit or not limit:
+        return Left(len(recent), max(0, limit - len(recent)))
+    return Left(len(recent), 0, sorted(recent.values())[len(recent) - limit] + HOUR)
+
+
+def _recent(acted: Sequence[tuple[datetime, str]], now: datetime) -> dict[str, datetime]:
+    """Nodes that were touched within the last hour, and when last."""
+    recent: dict[str, datetime] = {}
+    for when, name in acted:
+        if when > now - HOUR:
+            recent[name] = max(when, recent.get(name, when))
+    return recent

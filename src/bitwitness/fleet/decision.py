@@ -18,7 +18,7 @@ from bitwitness.evidence import Kind, Persistence, Verdict
 from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.gather import IDENTITY
-from bitwitness.fleet.signals.record import Signal, Weight, within
+from bitwitness.fleet.signals.record import WEIGHTS, Signal, Weight, within
 from bitwitness.runfiles import Incident
 
 Action = Literal["none", "watch", "re-test", "reset", "reboot", "replace", "drain", "contact"]
@@ -55,7 +55,6 @@ _OF_SHADOW = (
 )
 _SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
 """Of drivers before 470, which name a slice by its parent."""
-_ORDER: tuple[Weight, ...] = ("none", "weak", "medium", "strong")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +321,7 @@ def _bearing(kind: Kind | None, node: str, devices: Sequence[str], heard: Sequen
             aside = accelerated and (_is_of_accelerator(one) or kind != "input")
             weight: Weight = "weak" if aside and one.weight != "none" else one.weight
             found.append(replace(one, weight=weight))
-    return tuple(sorted(found, key=lambda one: (-_ORDER.index(one.weight), one.code, one.time or "")))
+    return tuple(sorted(found, key=lambda one: (WEIGHTS[one.weight], one.code, one.time or "")))
 
 
 def _parents(devices: Sequence[str], heard: Sequence[Signal]) -> set[str]:

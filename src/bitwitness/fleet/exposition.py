@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from bitwitness._version import __version__
 from bitwitness.errors import MissingExtra
 from bitwitness.fleet.budget import HoldReason
+from bitwitness.fleet.pulse import SILENT_AFTER, pulse
 
 try:
     from prometheus_client import CollectorRegistry
@@ -24,8 +25,6 @@ except ImportError as missing:
     raise MissingExtra(f"the metrics of fleet need {missing.name}: pip install 'bitwitness[fleet]'") from missing
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-SILENT_AFTER = timedelta(minutes=2)
-"""A round takes seconds; one that waits for a cluster that does not answer may take a minute."""
 
 _STATUSES = ("attributed", "unattributed")
 _HOLDS = get_args(HoldReason)
@@ -194,17 +193,14 @@ class Health:
 
 def health(figures: Figures, now: datetime, silent_after: timedelta = SILENT_AFTER) -> Health:
     """How the controller is. Before its first pass it has as long to end one; with no start known it is silent. Pure."""
-    limit, moment = silent_after.total_seconds(), now.timestamp()
-    # The end of a round that an earlier process did says nothing of this one, which may hang in its first.
-    first = figures.last_round is None or (figures.started is not None and figures.last_round < figures.started)
-    since = figures.started if first else figures.last_round
-    if since is None:
+    seen = pulse(figures.started, figures.last_round, now.timestamp(), silent_after)
+    if seen.age is None:
         return Health(False, "silent", "no pass has come to its end yet", None, figures.mode)
-    age = max(0.0, moment - since)
-    if first:
-        if age <= limit:
-            return Health(True, "starting", "the first pass is under way", age, figures.mode)
-        return Health(False, "silent", f"started {age:.0f} s ago, and no pass has come to its end", age, figures.mode)
-    if age <= limit:
-        return Health(True, "ok", f"the last pass ended {age:.0f} s ago", age, figures.mode)
-    return Health(False, "silent", f"the last pass ended {age:.0f} s ago: more than {limit:.0f} s", age, figures.mode)
+    if seen.silent:
+        text = f"the last pass ended {seen.age:.0f} s ago: more than {silent_after.total_seconds():.0f} s"
+        if seen.first:
+            text = f"started {seen.age:.0f} s ago, and no pass has come to its end"
+        return Health(False, "silent", text, seen.age, figures.mode)
+    if seen.first:
+        return Health(True, "starting", "the first pass is under way", seen.age, figures.mode)
+    return Health(True, "ok", f"the last pass ended {seen.age:.0f} s ago", seen.age, figures.mode)

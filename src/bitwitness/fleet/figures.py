@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Literal
 
-from bitwitness.fleet.acting import HOUR
+from bitwitness.fleet.budget import HOUR, left
 from bitwitness.fleet.clock import Clock, moment
 from bitwitness.fleet.exposition import Figures, Recent
 from bitwitness.fleet.kept import Book
@@ -35,7 +35,7 @@ def figures_of(state: State) -> Figures:
         proposals[action, status] += count
         if status in ("held", "observed"):
             held[hold] += count
-    messages = Outbox(state, ()).waiting()
+    messages, limit = Outbox(state, ()).waiting(), int(about.get("nodes_per_hour") or 0)
     mode: Literal["observe", "act"] = "act" if about.get("mode") == "act" else "observe"
     return Figures(
         mode=mode,
@@ -45,8 +45,8 @@ def figures_of(state: State) -> Figures:
         acts=book.acts(),
         held=dict(held),
         unsettled=sum(one.outcome is None for one in book.intents(unsettled=True)),
-        budget_used=len({node for _, node in book.acted(HOUR)}),
-        budget_limit=int(about.get("nodes_per_hour") or 0),
+        budget_used=left(book.acted(HOUR), state.clock.now(), limit).used,
+        budget_limit=limit,
         last_round=_unix(about.get("round")),
         started=_unix(about.get("started")),
         round_seconds=float(about["round_seconds"]) if about.get("round_seconds") else None,

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from bitwitness.fleet.acting import HOUR
+from bitwitness.fleet.budget import HOUR, left
 from bitwitness.fleet.clock import moment
 from bitwitness.fleet.kept import Book, Kept, Requeue
 from bitwitness.fleet.notify import undo_command
 from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.pulse import pulse
 from bitwitness.fleet.state import State
 
-SILENT_AFTER = timedelta(minutes=2)
-"""Without a round for so long, a controller that should run does not."""
 RECENT = timedelta(days=7)
-_PERSON = ("unclear", "failed", "expired")
 _LIMIT = 12
 
 Life = Literal["running", "silent", "stopped", "never"]
@@ -150,13 +148,16 @@ def _life(about: dict[str, str], now: datetime) -> tuple[Life, str]:
         return "never", "no controller has run with this state yet"
     if about.get("stopped"):
         return "stopped", f"the controller {where} was stopped at {about['stopped']}: nothing is watched"
-    last = max(moment(about["started"]), moment(about["round"]) if about.get("round") else moment(about["started"]))
-    age = max(0.0, (now - last).total_seconds())
-    if now - last > SILENT_AFTER:
+    last = moment(about["round"]).timestamp() if about.get("round") else None
+    seen = pulse(moment(about["started"]).timestamp(), last, now.timestamp())
+    age = seen.age or 0.0
+    if seen.silent:
         return (
             "silent",
             f"the controller {where} has done no round for {_length(age)}: it hangs, was killed, or cannot write its state",
         )
+    if seen.first:
+        return "running", f"the controller {where} was started {age:.0f} s ago, its first round is under way"
     return "running", f"the controller {where} does its rounds, the last {age:.0f} s ago"
 
 
@@ -169,16 +170,12 @@ def _length(seconds: float) -> str:
 
 def _budget(book: Book, about: dict[str, str], now: datetime) -> dict[str, Any]:
     limit = int(about.get("nodes_per_hour") or 0)
-    last: dict[str, datetime] = {}
-    for when, node in book.acted(HOUR):
-        last[node] = max(when, last.get(node, when))
-    left = max(0, limit - len(last))
-    free = sorted(last.values())[len(last) - limit] + HOUR if not left and limit else None
+    now_left = left(book.acted(HOUR), now, limit)
     return {
         "limit": limit,
-        "used": len(last),
-        "left": left,
-        "free_at": None if free is None else free.isoformat(timespec="seconds"),
+        "used": now_left.used,
+        "left": now_left.nodes,
+        "free_at": None if now_left.until is None else now_left.until.isoformat(timespec="seconds"),
         "cluster_share": float(about.get("cluster_share") or 0),
     }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.fleet.signals.record import WEIGHTS, Signal, no_evidence
 
 EVENTS_MAX = 1_000
 """Of one kind of event of one device that are listed; of more, the newest are."""
@@ -22,8 +22,6 @@ TOTAL_MAX = 30_000
 FEW = 10
 IDENTITY = "identity:pci"
 """The code of signals that tell which device is at which PCI address."""
-
-_WEIGHTS = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
 
 
 class _Kind(NamedTuple):
@@ -151,7 +149,7 @@ def of_node(signals: Iterable[Signal], node: str) -> Iterator[Signal]:
 
 def _order(signal: Signal) -> tuple[bool, bool, str, str, str, int, str]:
     late = signal.kind == "no-evidence"
-    weight = _WEIGHTS[signal.weight]
+    weight = WEIGHTS[signal.weight]
     return late, signal.time is None, signal.time or "", signal.host, signal.device, weight, signal.code
 
 

@@ -21,6 +21,9 @@ SignalClass = Literal["memory", "link", "loud", "application", "noise", "no-evid
 Weight = Literal["strong", "medium", "weak", "none"]
 """How much it weighs beside an incident that names the device."""
 
+WEIGHTS: Mapping[Weight, int] = {"strong": 0, "medium": 1, "weak": 2, "none": 3}
+"""The order of weights: what weighs most comes first."""
+
 _SHORT = ("source", "code", "device", "time", "class", "weight", "reason")
 
 
