@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.budget import Hold, hold
+from bitwitness.fleet.budget import HOUR, Hold, hold
 from bitwitness.fleet.clusters.base import Act, Call, Census, Cluster, NodeState, valid_node
 from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status
 from bitwitness.fleet.policy import FleetPolicy
@@ -22,7 +22,6 @@ from bitwitness.fleet.telling import Teller
 
 logger = logging.getLogger(__name__)
 
-HOUR = timedelta(hours=1)
 _SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "replace": timedelta(minutes=90)}
 """How long a cluster may take to show an act that it was asked for (recovery.md section 2.2)."""
 _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
