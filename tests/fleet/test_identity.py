@@ -59,8 +59,17 @@ def test_a_start_of_a_job_is_a_sighting(tmp_path: Path) -> None:
     assert sightings_of(files) == []
     files.write_run({"started": NOW.isoformat(), "placement": topology(("n0",)).to_json()})
     assert [(one.device, one.node) for one in sightings_of(files)] == [("GPU-n0-0", "n0"), ("GPU-n0-1", "n0")]
-    files.write_run({"started": "yesterday", "placement": topology(("n0",)).to_json()})
-    assert sightings_of(files) == []
+
+
+@pytest.mark.parametrize("record", [{"started": "yesterday"}, {"started": "2026-11-29T12:00:00"}, {"placement": 3}, {}])
+def test_a_start_that_cannot_be_read_is_no_empty_one(tmp_path: Path, record: dict[str, object]) -> None:
+    files = RunFiles(tmp_path).create()
+    files.write_run({"started": NOW.isoformat(), "placement": topology(("n0",)).to_json(), **record} if record else {})
+    with pytest.raises(RunFilesError, match=r"run\.json is damaged"):
+        sightings_of(files)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunFilesError, match=r"run\.json"):
+        sightings_of(files)
 
 
 def admit(file: Path, *more: str) -> tuple[int, str]:

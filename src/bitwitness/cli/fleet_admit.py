@@ -10,7 +10,7 @@ import click
 
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
-from bitwitness.fleet.identity import Sighting, read_condemned, returned_at_admission
+from bitwitness.fleet.identity import Sighting, read_condemned, returned_at_admission, slices_of, words_of
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.runfiles import utc_now
 from bitwitness.topology import node_name
@@ -73,8 +73,10 @@ def _sightings(node: str, devices: Iterable[str]) -> Iterable[Sighting]:
     given = [Sighting(device, "", node, now, "named on the command line") for device in devices]
     if given:
         return given
+    told = [one for one in _of_driver() if one.device]
     return [
-        Sighting(one.device, _serial(one), node, now, "the driver of this node") for one in _of_driver() if one.device
+        Sighting(one.device, _serial(one), node, now, "the driver of this node", slices_of(one.evidence))
+        for one in told
     ]
 
 
@@ -85,5 +87,4 @@ def _of_driver() -> list[Signal]:
 
 
 def _serial(one: Signal) -> str:
-    words = dict(word.split("=", 1) for word in one.evidence.split() if "=" in word)
-    return words.get("serial", "")
+    return words_of(one.evidence).get("serial", "")

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.budget import HOUR, Hold, hold
-from bitwitness.fleet.clusters.base import Act, Call, Census, Cluster, NodeState, valid_node
-from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, NodeState, valid_node
+from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status, found_at
+from bitwitness.fleet.patience import Patience
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.telling import Teller
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "replace": timedelta(minutes=90)}
+SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "replace": timedelta(minutes=90)}
 """How long a cluster may take to show an act that it was asked for (recovery.md section 2.2)."""
 _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
@@ -41,15 +43,26 @@ class Actor:
         policy: the limits.
         teller: tells people.
         process: of this process; an intent of another one was cut off.
+        patience: how long a round may wait for the cluster.
     """
 
-    def __init__(self, book: Book, cluster: Cluster, policy: FleetPolicy, teller: Teller, process: str) -> None:
+    def __init__(
+        self,
+        book: Book,
+        cluster: Cluster,
+        policy: FleetPolicy,
+        teller: Teller,
+        process: str,
+        patience: Patience | None = None,
+    ) -> None:
         self._book, self._cluster, self._policy, self._teller = book, cluster, policy, teller
+        self.patience = patience or Patience(book.state.clock)
         self._state, self._process = book.state, process
         self._census: Census | None = None
         self._acted: list[tuple[datetime, str]] | None = None
         self._done: set[str] | None = None
         self._looked: dict[int, float] = {}
+        self._unseen: set[int] = set()
         self.census_error = ""
 
     # Holds ------------------------------------------------------------------------------------------------------------
@@ -74,13 +87,7 @@ class Actor:
         Not of a device that came back, which is news however old its incident is.
         """
         known = self._book.incident(kept.proposal.incident)
-        if known is None or kept.number >= RETURNED:
-            return None
-        try:
-            said = datetime.fromisoformat(known.time)
-        except ValueError:
-            return None
-        return said if said.tzinfo is not None else None
+        return None if known is None or kept.number >= RETURNED else found_at(known, self._state.clock.now())
 
     def _is_ours(self, state: NodeState) -> bool:
         """Whether we took a node out: by its reason, or where HyperPod leaves no room for ours there, by what was done."""
@@ -95,7 +102,7 @@ class Actor:
             return None
         if self._census is None:
             try:
-                seen = self._cluster.census()
+                seen = self.patience.ask(self._cluster.census)
             except (ClusterError, OSError) as error:
                 self.census_error = str(error)
                 logger.warning("the cluster cannot be counted: %s", error)
@@ -111,10 +118,10 @@ class Actor:
             self._done = {one.proposal.node for one in self._book.proposals(statuses=("done",))}
         if node not in self._done:
             return False
-        if self._was_looked_at(kept.key):
+        if self.patience.over or self._was_looked_at(kept.key):
             return False
         try:
-            state = self._cluster.look(node)
+            state = self._look(node)
         except (ClusterError, OSError):
             return False
         return state.service in _OUT and self._is_ours(state) and not self._may(kept, state)
@@ -126,6 +133,9 @@ class Actor:
             return True
         self._looked[key] = now
         return False
+
+    def _look(self, node: str) -> NodeState:
+        return self.patience.ask(self._cluster.look, node)
 
     # A new act --------------------------------------------------------------------------------------------------------
 
@@ -139,7 +149,7 @@ class Actor:
             return  # another incident's act on this node is under way: its end decides
         try:
             valid_node(node)
-            before = self._cluster.look(node)
+            before = self._look(node)
             if not self._may(kept, before):
                 return
             calls = self._cluster.plan(act, before)
@@ -150,11 +160,11 @@ class Actor:
             if key is None:
                 return
             self.forget_census()
-            again = self._cluster.look(node)
+            again = self._look(node)
             if (again.service, again.reason) != (before.service, before.reason):
                 self._abandon(key, kept, f"{node} changed meanwhile: it is {again.raw or again.service} now")
                 return
-            self._carry_out(key, kept, act, before, self._cluster.plan(act, again))
+            self._carry_out(key, kept, act, self._cluster.plan(act, again))
         except ConfigurationError as error:
             self._held(kept, "cluster", f"{error}", final=True)
         except (ClusterError, OSError, *DAMAGE) as error:
@@ -182,6 +192,7 @@ class Actor:
             if self._kept(kept.key).final:
                 return None
             key = self._book.add_intent(kept.key, act, before, calls, self._process)
+            self._book.set_act(kept.key, act.kind)
             self._book.set_status(kept.key, "acting", f"about to {act.kind} {act.node}", attempt=True)
             record = {"calls": [str(call) for call in calls], "before": before.raw, "intent": key}
             text = f"is about to {act.kind} {act.node}: {act.reason}"
@@ -192,33 +203,57 @@ class Actor:
         """Nothing was begun: as if it had not been intended."""
         with self._state.change():
             self._book.set_outcome(key, "not done", why)
-            self._book.set_status(kept.key, "proposed", why)
-            self._note("not begun", kept, why)
+            self._moves(kept, "proposed", why, "not begun")
 
-    def _carry_out(self, key: int, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> None:
+    def _moves(
+        self,
+        kept: Kept,
+        status: Status,
+        why: str,
+        what: str,
+        *,
+        hold: str = "",
+        due: datetime | None = None,
+        final: bool = False,
+        attempt: bool = False,
+    ) -> bool:
+        """Note where a proposal stands now, inside `State.change`; where a person has answered it meanwhile, that it does not."""
+        if self._book.set_status(kept.key, status, why, hold=hold, due=due, final=final, attempt=attempt):
+            if what:
+                self._note(what, kept, why)
+            return True
+        now = self._kept(kept.key)
+        self._note("left", kept, f"it stays {now.status} ({now.why}), and is not {status}: {why}")
+        return False
+
+    def _carry_out(self, key: int, kept: Kept, act: Act, calls: Sequence[Call]) -> None:
+        """Make the calls, each only while nobody has closed the act."""
         said = ""
         for call in calls:
             with self._state.change():
-                self._book.set_started(key, self._process)
+                if not self._book.set_started(key, self._process):
+                    self._note("not begun", kept, f"{self._kept(kept.key).why}, so it is not called: {call}")
+                    return
                 self._state.note("call", str(call), incident=act.incident, node=act.node, record={"intent": key})
             try:
-                said = self._cluster.carry_out(call)
+                said = self.patience.ask(self._cluster.carry_out, call)
             except (ClusterError, OSError, *DAMAGE) as error:
-                said = _said(error)
-                with self._state.change():
-                    self._book.set_outcome(key, None, said)
-                    text = f"the cluster did not do it: {said}"
-                    self._book.set_status(kept.key, "failed", text, due=self._due(kept.attempts + 1))
-                    self._note("refused", kept, text)
-                    self._teller.ending(kept, "failed", text, [str(call)])
+                self._not_done(key, kept, call, _said(error))
                 break
         else:
             with self._state.change():
-                self._book.set_status(kept.key, "acting", f"asked for: {said}, and not seen yet")
+                self._moves(kept, "acting", f"asked for: {said}, and not seen yet", "")
         intent = next(one for one in self._book.intents(proposal=kept.key) if one.key == key)
         if intent.outcome is not None:
             return  # a person has cleared the node meanwhile
-        self._settle(intent, self._kept(kept.key), self._cluster.look(act.node))
+        self._settle(intent, self._kept(kept.key), self._look(act.node))
+
+    def _not_done(self, key: int, kept: Kept, call: Call, said: str) -> None:
+        text = f"the cluster did not do it: {said}"
+        with self._state.change():
+            self._book.set_outcome(key, None, said)
+            if self._moves(kept, "failed", text, "refused", due=self._due(kept.attempts + 1)):
+                self._teller.ending(kept, "failed", text, [str(call)])
 
     # What is not settled ----------------------------------------------------------------------------------------------
 
@@ -229,12 +264,25 @@ class Actor:
             if intent.started == 0:
                 self._abandon(intent.key, kept, "it was intended, and nothing was begun")
                 continue
-            if intent.outcome == "unclear" and (kept.final or self._was_looked_at(kept.key)):
+            if kept.final:
+                self._close(intent, kept)
                 continue
+            old = intent.outcome == "unclear" or intent.tried > SHOWN[intent.act.kind] or intent.key in self._unseen
+            if self.patience.over or (old and self._was_looked_at(kept.key)):
+                continue  # what has been looked at in vain leaves the time of this round to the others
             try:
-                self._settle(intent, kept, self._cluster.look(intent.act.node))
+                self._settle(intent, kept, self._look(intent.act.node))
+                self._unseen.discard(intent.key)
             except (ClusterError, OSError, *DAMAGE) as error:
+                self._unseen.add(intent.key)
+                self._was_looked_at(kept.key)
                 logger.warning("whether %s was done cannot be seen: %s", intent.act.kind, _said(error))
+
+    def _close(self, intent: Intent, kept: Kept) -> None:
+        """The proposal has come to its end, and its act with it."""
+        if intent.outcome is None:
+            with self._state.change():
+                self._book.set_outcome(intent.key, "unclear", kept.why)
 
     def _kept(self, key: int) -> Kept:
         return self._book.proposals(key=key)[0]
@@ -246,14 +294,14 @@ class Actor:
         if landed == "yes" and act.kind == "drain" and now.service in _OUT and not now.ours:
             whose = f" by {now.reason_by}" if now.reason_by else ""
             text = f"{act.node} was taken out meanwhile{whose}, not by bitwitness (reason: {now.reason or 'none'})"
-            with self._state.change():
-                self._book.set_outcome(intent.key, "not ours", text)
-            self._held(kept, "not-ours", text, final=True)
+            self._held(kept, "not-ours", text, final=True, intent=intent)
         elif landed == "yes":
             self._finish(kept, intent, "done", f"{act.node} is {now.raw or now.service}")
         elif intent.outcome == "unclear":
             self._expire(intent, kept)
-        elif intent.tried < _SHOWN[act.kind] and (repeatable or intent.process == self._process):
+        elif act.kind == "drain" and landed == "unknown":
+            self._unseen_drain(intent, kept, now)
+        elif intent.tried < SHOWN[act.kind] and (repeatable or intent.process == self._process):
             return  # the cluster may only be slow to show it
         elif repeatable:
             self._again(intent, kept, now)
@@ -265,28 +313,36 @@ class Actor:
         if kept.waited > self._policy.act_within:
             with self._state.change():
                 text = f"{intent.text}; a person must look at {intent.act.node}"
-                self._book.set_status(kept.key, "unclear", text, final=True)
-                self._note("unclear", kept, text)
+                self._moves(kept, "unclear", text, "unclear", final=True)
+
+    def _unseen_drain(self, intent: Intent, kept: Kept, now: NodeState) -> None:
+        """A drain does no harm twice, so it is looked at for as long as it may be asked for: a cluster that restarts shows nothing."""
+        if kept.waited > self._policy.act_within:
+            text = (
+                f"whether {now.node} was taken out cannot be seen: it is {now.raw or now.service}; a person must look"
+            )
+            self._end_expired(intent, kept, text, "unclear")
+
+    def _end_expired(self, intent: Intent, kept: Kept, text: str, outcome: str) -> None:
+        with self._state.change():
+            self._book.set_outcome(intent.key, outcome, text)
+            if self._moves(kept, "expired", text, "expired", hold="expired", final=True):
+                self._teller.ending(kept, "expired", text)
 
     def _unclear(self, intent: Intent, kept: Kept, now: NodeState) -> None:
         act = intent.act
         text = f"whether the {act.kind} of {act.node} was done cannot be told: it is {now.raw or now.service}. It is not asked for again"
         with self._state.change():
             self._book.set_outcome(intent.key, "unclear", text)
-            self._book.set_status(kept.key, "unclear", text)
-            self._note("unclear", kept, text)
-            self._teller.ending(kept, "unclear", text)
+            if self._moves(kept, "unclear", text, "unclear"):
+                self._teller.ending(kept, "unclear", text)
 
     def _again(self, intent: Intent, kept: Kept, now: NodeState) -> None:
         """Ask for a drain that did not happen once more, within the same intent, so that it counts once."""
         held = self.hold(kept, but=intent.key)
         act = intent.act
         if held is not None and held.why == "expired":
-            with self._state.change():
-                self._book.set_outcome(intent.key, "not done", f"{act.node} is {now.raw or now.service}")
-                self._book.set_status(kept.key, "expired", held.text, hold=held.why, final=True)
-                self._note("expired", kept, held.text)
-                self._teller.ending(kept, "expired", held.text)
+            self._end_expired(intent, kept, held.text, "not done")
             return
         if held is not None or not self.is_due(kept):
             return
@@ -295,41 +351,65 @@ class Actor:
         calls = self._cluster.plan(act, now)
         with self._state.change():
             text = f"{act.node} still takes jobs: asked for once more"
-            self._book.set_status(kept.key, "failed", text, due=self._due(kept.attempts + 1), attempt=True)
-            self._note("again", kept, text)
-        self._carry_out(intent.key, self._kept(kept.key), act, now, calls)
+            if not self._moves(kept, "failed", text, "again", due=self._due(kept.attempts + 1), attempt=True):
+                return
+        self._carry_out(intent.key, self._kept(kept.key), act, calls)
 
     # Ends -------------------------------------------------------------------------------------------------------------
 
     def _finish(self, kept: Kept, intent: Intent | None, status: Status, text: str) -> None:
-        about, calls = kept.proposal, []
+        about, calls, kind = kept.proposal, [], self._carried_out(kept, intent)
         with self._state.change():
             if intent is not None:
-                self._book.set_outcome(intent.key, "done", text)
+                if not self._book.set_outcome(intent.key, "done", text):
+                    return  # a person has closed it meanwhile
                 trail = self._state.history(incident=about.incident, node=about.node)
                 calls = [one.text for one in trail if one.what == "call" and one.record.get("intent") == intent.key]
-            self._book.set_status(kept.key, status, text, final=True)
-            self._note(status, kept, text)
-            if kept.proposal.act != "reboot":
-                self._book.condemn(kept.proposal)
-            self._wants_requeue(kept.proposal.incident)
-            self._teller.ending(kept, "done" if status == "done" else "already out", text, calls)
+            if not self._moves(kept, status, text, status, final=True):
+                return
+            if kind != "reboot":
+                self._book.condemn(about)
+            self._wants_requeue(about.incident)
+            told = replace(kept, proposal=replace(about, act=kind))
+            self._teller.ending(told, "done" if status == "done" else "already out", text, calls)
         if status == "done":
-            self._teller.beside(kept, intent.act.kind if intent else "drain", text)
+            self._teller.beside(kept, kind, text)
+
+    def _carried_out(self, kept: Kept, intent: Intent | None) -> ActKind:
+        """What was done to the node, which is not always what was proposed; of one that was out before, by what was done then."""
+        if intent is not None:
+            return intent.act.kind
+        done = [one.act.kind for one in self._book.intents(node=kept.proposal.node) if one.outcome == "done"]
+        return "reboot" if kept.proposal.act == "reboot" and done[-1:] == ["reboot"] else "drain"
 
     def _wants_requeue(self, incident: str) -> None:
         known = self._book.incident(incident)
         scheduler, _, job = (known.job if known else "").partition(":")
-        if self._policy.requeue and job and scheduler == self._cluster.name:
-            self._book.add_requeue(incident, job)
+        if known is not None and self._policy.requeue and job and scheduler == self._cluster.name:
+            self._book.add_requeue(incident, job, found_at(known, self._state.clock.now()))
 
-    def _held(self, kept: Kept, why: str, text: str, *, final: bool = False, retry: bool = False) -> None:
-        due = self._due(kept.attempts + 1) if retry else None
+    def _held(
+        self,
+        kept: Kept,
+        why: str,
+        text: str,
+        *,
+        final: bool = False,
+        retry: bool = False,
+        intent: Intent | None = None,
+    ) -> None:
+        """Note that a node waits; `intent`: of what was begun, and is somebody else's now."""
         with self._state.change():
-            if (kept.status, kept.hold) != ("held", why):
-                self._note("held", kept, text)
-                self._teller.ending(kept, "held", text, hold=why)
-            self._book.set_status(kept.key, "held", text, hold=why, due=due, final=final, attempt=retry)
+            if intent is None or self._book.set_outcome(intent.key, "not ours", text):
+                self._hold_on(kept, why, text, final=final, retry=retry)
+
+    def _hold_on(self, kept: Kept, why: str, text: str, *, final: bool = False, retry: bool = False) -> None:
+        """The same, inside `State.change`."""
+        due = self._due(kept.attempts + 1) if retry else None
+        new = (kept.status, kept.hold) != ("held", why)
+        what = "held" if new else ""
+        if self._moves(kept, "held", text, what, hold=why, due=due, final=final, attempt=retry) and new:
+            self._teller.ending(kept, "held", text, hold=why)
 
     def _refused(self, kept: Kept, text: str) -> None:
         """The cluster could not be asked. What was begun stays so until it is seen; what was not is tried again."""
@@ -341,10 +421,10 @@ class Actor:
                         intent.key, "not done", "the cluster could not be asked, and nothing was begun"
                     )
                 begun = begun or (intent.outcome is None and intent.started > 0)
+            if not begun:
+                self._hold_on(kept, "cluster", text, retry=True)
         if begun:
             logger.warning("%s: what was asked for cannot be seen: %s", kept.proposal.node, text)
-        else:
-            self._held(kept, "cluster", text, retry=True)
 
     def note_hold(self, kept: Kept, held: Hold) -> None:
         """Note what holds a proposal, where that is new, inside `State.change`."""
@@ -354,9 +434,8 @@ class Actor:
         if same and _are_close(kept.due, held.until):
             return
         new = (kept.status, kept.hold) != (status, held.why)
-        self._book.set_status(kept.key, status, text, hold=held.why, due=held.until, final=held.final)
-        if new:
-            self._note(status, kept, text)
+        moved = self._moves(kept, status, text, status if new else "", hold=held.why, due=held.until, final=held.final)
+        if new and moved:
             ending = {"observed": "observed", "expired": "expired"}.get(status, "held")
             self._teller.ending(kept, ending, text, hold=held.why)  # type: ignore[arg-type]
 

@@ -1,19 +1,22 @@
 """Returning a node to service, which is always a person's decision: only what bitwitness took out, and with a reason.
 
-What still waits for the node is closed first: a controller that runs beside must not take it out again because of an incident
-that the person has just answered. Its strikes are forgotten, and its devices may come back.
+What still waits for the node is closed first, and when that was is kept: a controller that runs beside, or later, must not take it
+out again because of an incident that the person has just answered. An act that was begun and is not shown yet is waited for.
+Its strikes are forgotten, and its devices may come back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError, RunFilesError
+from bitwitness.fleet.acting import SHOWN
 from bitwitness.fleet.clusters.base import Act, Call, Cluster, NodeState, one_line, valid_node
 from bitwitness.fleet.identity import write_condemned
-from bitwitness.fleet.kept import OPEN, Book
+from bitwitness.fleet.kept import Book
 from bitwitness.fleet.notify import About, compose_clear
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.publishing import CONDEMNED, publish
@@ -45,7 +48,15 @@ class Cleared:
 
 
 def clear(
-    state: State, cluster: Cluster, node: str, why: str, who: str, *, notifiers: tuple[str, ...] = (), dry: bool = False
+    state: State,
+    cluster: Cluster,
+    node: str,
+    why: str,
+    who: str,
+    *,
+    notifiers: tuple[str, ...] = (),
+    dry: bool = False,
+    timeout: float = 30.0,
 ) -> Cleared:
     """Return a node to service.
 
@@ -57,10 +68,11 @@ def clear(
         who: whoever asks.
         notifiers: names of those who are told.
         dry: only say what would be done.
+        timeout: seconds that a call of the controller to the cluster may take.
 
     Raises:
         ConfigurationError: there is no reason, no such node, or somebody else took it out.
-        ClusterError: the cluster did not do it, or does not show it.
+        ClusterError: the cluster did not do it, or does not show it; or it does not show yet what it was asked for before.
     """
     if not why.strip():
         raise ConfigurationError("returning a node needs a reason: what was repaired or found out?")
@@ -70,35 +82,60 @@ def clear(
     _refuse(before, replaced=bool({"reboot", "replace"} & set(done_before)))
     act = Act("clear", node, "", one_line(why))
     calls = cluster.plan(act, before)
-    waiting = [
-        one for one in book.proposals(statuses=OPEN, node=node) if one.proposal.act is not None and not one.final
-    ]
     devices = tuple(dict.fromkeys(device for one in book.proposals(node=node) for device in one.proposal.devices))
-    done = Cleared(node, calls, len(waiting), devices, f"{node} is in service again")
+    done = Cleared(node, calls, book.waiting(node), devices, f"{node} is in service again")
+    _wait_for_begun(book, cluster, before, timeout)
     if dry:
         return done
     record = {"calls": [str(call) for call in calls], "before": before.raw, "reason": before.reason}
+    earlier = book.clears()
     with state.change():
+        _wait_for_begun(book, cluster, before, timeout)  # one that is begun from now on finds that it is closed
         state.note("clear", why, node=node, who=who, record=record)
-        for kept in waiting:
-            book.set_status(kept.key, "cleared", f"{who} returned the node: {why}", final=True)
+        done = replace(done, closed=book.close_proposals(node, f"{who} returned the node: {why}"))
         for intent in book.intents(unsettled=True, node=node):
             book.set_outcome(intent.key, "cleared", f"{who} returned the node: {why}")
+        book.add_clear(node, devices, who)
     try:
-        for call in calls:
-            cluster.carry_out(call)
-        now = cluster.look(node)
-        landed = cluster.landed(act, before, now)
-        if landed != "yes":
-            raise ClusterError(
-                f"{node} does not show that it is in service: it is {now.raw or now.service} ({now.reason or 'no reason'})"
-            )
-    except ClusterError as error:
+        _return(cluster, act, before, calls)
+    except (ClusterError, ConfigurationError) as error:
         with state.change():
             state.note("clear failed", str(error), node=node, who=who)
+            book.take_back_clear(node, earlier)
         raise
     _forget(state, book, done, who, why, notifiers)
     return replace(done, warning=_publish(state, book))
+
+
+def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> None:
+    """Have the cluster do it, if the node still is what it was when the calls were planned, and look."""
+    again = cluster.look(act.node)
+    if (again.service, again.reason) != (before.service, before.reason):
+        raise ClusterError(
+            f"{act.node} changed meanwhile: it is {again.raw or again.service} now ({again.reason or 'no reason'}). Try again"
+        )
+    for call in calls:
+        cluster.carry_out(call)
+    now = cluster.look(act.node)
+    if cluster.landed(act, before, now) != "yes":
+        raise ClusterError(
+            f"{act.node} does not show that it is in service: it is {now.raw or now.service} ({now.reason or 'no reason'})"
+        )
+
+
+def _wait_for_begun(book: Book, cluster: Cluster, now: NodeState, timeout: float) -> None:
+    """An act that was asked for, and is only slow to show, would take out what has just been returned."""
+    for intent in book.intents(unsettled=True, node=now.node):
+        kind, limit = intent.act.kind, SHOWN[intent.act.kind] + timedelta(seconds=timeout)
+        if intent.outcome is not None or not intent.started or intent.tried > limit:
+            continue
+        if cluster.landed(intent.act, intent.before, now) != "yes":
+            left = (limit - intent.tried).total_seconds()
+            raise ClusterError(
+                f"the {kind} of {now.node} was asked for {intent.tried.total_seconds():.0f} s ago (incident {intent.act.incident}) and is "
+                f"not shown yet: it would come after the return. Nothing was changed; try again when `bitwitness fleet status` shows how "
+                f"it ended, or in {left:.0f} s"
+            )
 
 
 def _refuse(state: NodeState, *, replaced: bool) -> None:
@@ -115,6 +152,12 @@ def _refuse(state: NodeState, *, replaced: bool) -> None:
 
 def _forget(state: State, book: Book, done: Cleared, who: str, why: str, notifiers: tuple[str, ...]) -> None:
     with state.change():
+        open_ones = [one for one in book.intents(unsettled=True, node=done.node) if one.outcome is None]
+        if not any(one.started for one in open_ones):  # what was found while it was being returned, and is not begun
+            book.close_proposals(done.node, f"{who} returned the node: {why}")
+            for one in open_ones:
+                book.set_outcome(one.key, "cleared", f"{who} returned the node: {why}")
+        book.add_clear(done.node, done.devices, who)
         book.forget(done.node, done.devices)
         for key in state.said(f"told:{done.node}:"):
             state.unsay(key)

@@ -14,18 +14,21 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, RunFilesError
 from bitwitness.fleet.acting import DAMAGE, Actor
 from bitwitness.fleet.budget import Hold
-from bitwitness.fleet.clusters.base import Cluster
+from bitwitness.fleet.clusters.base import Cluster, Troubled
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
 from bitwitness.fleet.following import Follower
-from bitwitness.fleet.identity import Sighting, returned, sightings_of
-from bitwitness.fleet.kept import RETURNED, Book, Kept, Known
+from bitwitness.fleet.identity import Return, Sighting, returned, sightings_in, sightings_of, slices_of, words_of
+from bitwitness.fleet.kept import RETURNED, Book, Cleared, Kept, Known
 from bitwitness.fleet.notify import Notifier
 from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.patience import Patience, Patient
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.publishing import Publisher
 from bitwitness.fleet.reconsidering import Reconsiderer, later_look
@@ -82,15 +85,17 @@ class Controller:
         self._outbox = Outbox(state, [one.name for one in notifiers])
         self._teller = Teller(self.book, self._outbox, policy.owner, touching=own)
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._actor = Actor(self.book, cluster, policy, self._teller, process)
-        self._follower = Follower(self.book, cluster)
-        self._requeuer = Requeuer(self.book, cluster, policy, self._teller)
+        self._patience = Patience(state.clock)
+        self._actor = Actor(self.book, cluster, policy, self._teller, process, self._patience)
+        self._follower = Follower(self.book, Patient(cluster, self._patience))
+        self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._known: set[str] = set()
         self._history: list[Naming] = []
+        self._cleared: list[Cleared] = []
         self._damaged: dict[Path, Stamp | None] = {}
         self._seen_runs: dict[Path, Stamp | None] = {}
-        self._sightings: dict[Path, list[Sighting]] = {}
+        self._sightings: dict[Path, list[Sighting] | Trouble] = {}
         self._publisher = Publisher(state.folder, publish)
         self.backlog = False
         self._started()
@@ -159,16 +164,19 @@ class Controller:
         """
         began = self.state.clock.ticks()
         self.state.check()
+        self._patience.renew()
         self._actor.forget_census()
         self._actor.settle()
         files, troubles = self._runs.now()
         troubles += self._pick_up(files)
-        self._look_for_returns(files)
+        troubles += self._look_for_returns(files)
         self._act()
         self._requeuer.round()
         troubles += self._follower.round()
         troubles += self._publisher.round(self.book.condemned())
         self._reconsiderer.round()
+        if isinstance(self.cluster, Troubled):
+            troubles += [Trouble(f"cluster:{key}", text) for key, text in self.cluster.troubles().items()]
         self._say(troubles)
         with self.state.change():
             took = self.state.clock.ticks() - began
@@ -211,19 +219,27 @@ class Controller:
                     Trouble(f"incidents:{run.path}", f"the incidents of {run.path} cannot be read: {error}")
                 )
         if new:
-            self._history = self.book.namings()  # anew: a person may have cleared some of them
-        taken = 0
+            self._remember()
+        taken, said = 0, self.state.said("damaged:")
         for name in sorted(new):
             path, run = new[name]
-            if taken == BATCH:
-                break
-            trouble = self._take(path, run)
+            key = f"damaged:{path}"
+            if taken < BATCH:
+                trouble = self._take(path, run)
+            elif key in said:  # as far as anybody knows; it is read in its turn
+                trouble = Trouble(key, said[key][0])
+            else:
+                continue
             if trouble is None:
                 taken += 1
             else:
                 troubles.append(trouble)
         self.backlog = len(new) - len([one for one in troubles if one.key.startswith("damaged:")]) > taken
         return troubles
+
+    def _remember(self) -> None:
+        """What counts against whom, anew: a person may have cleared some of it."""
+        self._history, self._cleared = self.book.namings(), self.book.clears()
 
     def _take(self, path: Path, run: RunFiles) -> Trouble | None:
         """Pick up one incident; what is wrong with it, if it cannot be read. One that is damaged is read again once it changes."""
@@ -242,17 +258,9 @@ class Controller:
         return None
 
     def _decide(self, incident: Incident, run: RunFiles, namings: Sequence[Naming]) -> None:
-        name, verdict, serials = incident.path.name, incident.verdict, dict[str, str]()
-        heard: Sequence[Signal] = ()
-        try:
-            heard = self._signals(incident) if namings else ()
-            serials = _serials(heard)
-            signals = [one for one in heard if one.code != IDENTITY]
-            proposals = propose(incident, str(run.path), signals, [*self._history, *namings], self.policy)
-        except (BitwitnessError, OSError, *DAMAGE) as error:
-            logger.exception("incident %s", incident.path)
-            text = f"nothing can be decided about it ({error!r:.200}): a person must look"
-            proposals = (Proposal(name, "", (), "contact", None, "low", text),)
+        name, verdict = incident.path.name, incident.verdict
+        heard = self._hear(incident) if namings else ()
+        proposals = self._proposals(incident, run, namings, heard)
         known = Known(
             name,
             str(run.path),
@@ -263,16 +271,53 @@ class Controller:
             str(incident.record.get("time", "")),
         )
         with self.state.change():
-            self.book.add_incident(
-                known, later_look(known, heard, self.state.clock.now(), self.policy) if namings else None
-            )
-            self.book.add_namings(namings)
-            self.book.add_serials(serials)
+            if (
+                self.book.clears() != self._cleared
+            ):  # while it was being decided; nobody is acted upon for what was forgotten
+                self._remember()
+                proposals = self._proposals(incident, run, namings, heard)
+            answered = [one for one in namings if any(clear.answers(one) for clear in self._cleared)]
+            later = later_look(known, heard, self.state.clock.now(), self.policy) if namings else None
+            self.book.add_incident(known, later)
+            self.book.add_namings(namings, answered)
+            self.book.add_serials(_serials(heard))
+            self.book.add_aliases(_aliases(heard))
             self.state.note("incident", f"{verdict.headline()} in {run.path}", incident=name)
             for number, proposal in enumerate(proposals):
-                self._propose(proposal, number)
+                self._propose(self._unless_answered(proposal, namings), number)
+            self._tell_returns(self._returns_in(incident, known, namings))
         self._known.add(name)
-        self._history += namings
+        self._history += [one for one in namings if one not in answered]
+
+    def _hear(self, incident: Incident) -> Sequence[Signal]:
+        """What the hardware says around an incident."""
+        try:
+            return self._signals(incident)
+        except (BitwitnessError, OSError, *DAMAGE):
+            logger.exception("the signals around %s", incident.path)
+            return ()
+
+    def _proposals(
+        self, incident: Incident, run: RunFiles, namings: Sequence[Naming], heard: Sequence[Signal]
+    ) -> tuple[Proposal, ...]:
+        """What to do about it; where that cannot be said, that a person must."""
+        try:
+            return propose(incident, str(run.path), heard, [*self._history, *namings], self.policy)
+        except (BitwitnessError, OSError, *DAMAGE) as error:
+            logger.exception("incident %s", incident.path)
+            text = f"nothing can be decided about it ({error!r:.200}): a person must look"
+            return (Proposal(incident.path.name, "", (), "contact", None, "low", text),)
+
+    def _unless_answered(self, proposal: Proposal, namings: Sequence[Naming]) -> Proposal:
+        """The proposal, but where a person has returned the node, or all of its devices, since: they have answered it."""
+        mine = [one for one in namings if one.node == proposal.node and one.device in proposal.devices]
+        by = [next((clear for clear in reversed(self._cleared) if clear.answers(one)), None) for one in mine]
+        if not mine or proposal.action in ("none", "contact") or None in by:
+            return proposal
+        last = max((one for one in by if one is not None), key=lambda one: one.time)
+        what = last.device or last.node
+        text = f"found before {what} was returned to service at {last.time} by {last.who}, so nothing is done ({proposal.action}: {proposal.reason})"
+        return replace(proposal, action="contact", act=None, reason=text)
 
     def _propose(self, proposal: Proposal, number: int) -> None:
         """Note a proposal, inside `State.change`; where nothing is to be done, that is its end, and is told."""
@@ -285,32 +330,68 @@ class Controller:
 
     # Devices that come back -------------------------------------------------------------------------------------------
 
-    def _look_for_returns(self, files: Sequence[RunFiles]) -> None:
-        """Compare the devices of every start of a run with those that were taken out."""
+    def _look_for_returns(self, files: Sequence[RunFiles]) -> list[Trouble]:
+        """Compare the devices of every start of a run with those that were taken out; which starts cannot be read."""
         for run in files:
             stamp = stamp_of(run.path / "run.json")
             if run.path not in self._seen_runs or self._seen_runs[run.path] != stamp:
-                self._sightings[run.path] = sightings_of(run)
+                try:
+                    self._sightings[run.path] = sightings_of(run)
+                except (BitwitnessError, OSError) as error:
+                    self._sightings[run.path] = Trouble(f"start:{run.path}", str(error))
                 self._seen_runs[run.path] = stamp
-        condemned = self.book.condemned()
-        there = {run.path for run in files}
-        seen = [one for path, each in self._sightings.items() if path in there for one in each]
+        each = [self._sightings[run.path] for run in files]
+        seen = [one for some in each if not isinstance(some, Trouble) for one in some]
         told = {(one["device"], one["incident"], one["node"], one["since"]) for one in self.book.returns()}
-        for back in returned(condemned, seen):
-            was, now = back.condemned, back.sighting
-            if (was.device, was.incident, now.node, was.time) in told:
-                continue
-            logger.critical("%s", back.text)
+        new = [
+            back
+            for back in self._returned(seen)
+            if (back.condemned.device, back.condemned.incident, back.sighting.node, back.condemned.time) not in told
+        ]
+        if new:
             with self.state.change():
-                if self.book.add_return(back):
-                    record = {"device": was.device, "was": was.node}
-                    self.state.note("returned", back.text, incident=was.incident, node=now.node, record=record)
-                    self._teller.back(back)
-                    number = max(RETURNED, *(one.number + 1 for one in self.book.proposals(incident=was.incident)))
-                    devices = (now.device or was.device,)
-                    self._propose(
-                        Proposal(was.incident, now.node, devices, "drain", "drain", "high", back.text), number
-                    )
+                self._tell_returns(new)
+        return [one for one in each if isinstance(one, Trouble)]
+
+    def _returned(self, seen: Sequence[Sighting]) -> list[Return]:
+        condemned = self.book.condemned()
+        if not condemned or not seen:
+            return []
+        kin = self.book.kin()
+        return returned(condemned, [replace(one, aliases=kin(one.device)) for one in seen])
+
+    def _returns_in(self, incident: Incident, known: Known, namings: Sequence[Naming]) -> list[Return]:
+        """Devices that were taken out and that the job of an incident had: one that came over the network has no start to be read.
+
+        In the node that they were taken out of, a job that was there before may still run: there an incident of the same run
+        or job is no proof that they came back, and of a run that tells its starts these are the proof.
+        """
+        try:
+            time = namings[0].time if namings else known.time
+            found = self._returned(sightings_in(incident, time)) if datetime.fromisoformat(time).tzinfo else []
+        except (*DAMAGE, BitwitnessError):
+            return []
+        return [one for one in found if not self._may_be_there_still(one, known)]
+
+    def _may_be_there_still(self, back: Return, known: Known) -> bool:
+        was = self.book.incident(back.condemned.incident)
+        same = was is not None and (was.run == known.run or (bool(known.job) and was.job == known.job))
+        told = (Path(known.run) / "run.json").exists()
+        return back.condemned.node == back.sighting.node and (same or told)
+
+    def _tell_returns(self, found: Sequence[Return]) -> None:
+        """Say loudly, and propose, inside `State.change`; once each."""
+        for back in found:
+            if not self.book.add_return(back):
+                continue
+            was, now = back.condemned, back.sighting
+            logger.critical("%s", back.text)
+            record = {"device": was.device, "was": was.node}
+            self.state.note("returned", back.text, incident=was.incident, node=now.node, record=record)
+            self._teller.back(back)
+            number = max(RETURNED, *(one.number + 1 for one in self.book.proposals(incident=was.incident)))
+            devices = (now.device or was.device,)
+            self._propose(Proposal(was.incident, now.node, devices, "drain", "drain", "high", back.text), number)
 
     # Acts -------------------------------------------------------------------------------------------------------------
 
@@ -323,6 +404,8 @@ class Controller:
             if kept.hold == "cluster" and kept.attempts and not self._actor.is_due(kept):
                 continue
             why = self._actor.hold(kept)
+            if why is None and self._patience.over:
+                continue  # in the next round
             if why is None:
                 self._actor.act(kept)
             elif not (why.why in _OF_BUDGET and self._actor.is_out_already(kept)):
@@ -335,15 +418,16 @@ class Controller:
 
 def _serials(signals: Sequence[Signal]) -> dict[str, str]:
     """Serial numbers of devices, from signals that tell which device is where."""
-    found = {}
-    for one in signals:
-        if one.code == IDENTITY and one.device:
-            words = dict(word.partition("=")[::2] for word in one.evidence.split())
-            if words.get("serial"):
-                found[one.device] = words["serial"]
-    return found
+    told = {one.device: words_of(one.evidence).get("serial", "") for one in signals if one.code == IDENTITY}
+    return {device: serial for device, serial in told.items() if device and serial}
+
+
+def _aliases(signals: Sequence[Signal]) -> dict[str, str]:
+    """Which slice is of which device, from the same."""
+    told = [one for one in signals if one.code == IDENTITY and one.device]
+    return {alias: one.device for one in told for alias in slices_of(one.evidence)}
 
 
 def _may_pass(error: sqlite3.DatabaseError) -> bool:
-    """Whether it may be over by itself: a full disk, a lock, an error of the storage; not what is damaged."""
-    return isinstance(error, sqlite3.OperationalError)
+    """Whether it may be over by itself: a full disk, a lock, an error of the storage; not what is damaged or of other tables."""
+    return isinstance(error, sqlite3.OperationalError) and not str(error).startswith(("no such ", "table "))

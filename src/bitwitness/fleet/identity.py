@@ -7,17 +7,20 @@ before, and every start of a job is a chance to see them again. Pure but for rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.runfiles import RunFiles, read_json, write_json
+from bitwitness.runfiles import Incident, RunFiles, read_json, write_json
 from bitwitness.topology import Topology
 
 _SAME_NODE = timedelta(minutes=10)
 """A job may have been started on the node just before the node was taken out, and clocks differ."""
+_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
+"""Of drivers before 470, which name a slice by its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Condemned:
         node: where it was then.
         incident: id of the incident.
         time: when the node was taken out, UTC in ISO 8601.
+        aliases: other names of the same silicon: of a slice (MIG) its device and the other slices, of a device its slices.
     """
 
     device: str
@@ -37,6 +41,7 @@ class Condemned:
     node: str
     incident: str
     time: str
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Sighting:
         node: where.
         time: when, UTC in ISO 8601.
         origin: by what it is known.
+        aliases: other names of the same silicon, as in `Condemned`.
     """
 
     device: str
@@ -55,6 +61,7 @@ class Sighting:
     node: str
     time: str
     origin: str
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,13 @@ def returned(condemned: Sequence[Condemned], sightings: Sequence[Sighting]) -> l
 
 
 def _is_same(was: Condemned, one: Sighting) -> bool:
-    return (bool(was.device) and was.device == one.device) or bool(was.serial and was.serial == one.serial)
+    return bool(_names(was) & _names(one)) or bool(was.serial and was.serial == one.serial)
+
+
+def _names(one: Condemned | Sighting) -> set[str]:
+    """All names of a piece of silicon."""
+    told = {one.device, *one.aliases} - {""}
+    return told | {parent[1] for name in told if (parent := _SLICE.fullmatch(name)) is not None}
 
 
 def _is_later(was: Condemned, one: Sighting) -> bool:
@@ -120,27 +133,55 @@ def read_condemned(path: Path) -> list[Condemned]:
         RunFilesError: the file is absent, damaged or of another schema. It is never read as an empty list.
     """
     record = read_json(path)
-    names = [one.name for one in fields(Condemned)]
+    names = [one.name for one in fields(Condemned) if one.name != "aliases"]
     try:
-        found = [Condemned(**{name: str(one[name]) for name in names}) for one in record["devices"]]
-    except (KeyError, TypeError) as error:
+        found = [
+            Condemned(**{name: str(one[name]) for name in names}, aliases=tuple(map(str, one.get("aliases", ()))))
+            for one in record["devices"]
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
         raise RunFilesError(f"{path} is damaged ({error!r}): nobody can say which devices were taken out") from error
     return found
 
 
 def sightings_of(files: RunFiles) -> list[Sighting]:
-    """Where the last start of a run saw which device; empty where it cannot be read.
+    """Where the last start of a run saw which device; empty where it has not started, or its files came over the network.
 
-    A processor has no identity of its own (its "device" is called after its node), so it cannot come back.
+    Raises:
+        RunFilesError: its run.json cannot be read, so nobody can say which devices it has.
     """
+    path = files.path / "run.json"
+    if not path.exists():
+        return []
     try:
         record = files.read_run()
-        placed = Topology.from_json(record["placement"]).placements
-        time = str(record["started"])
+        where, time = Topology.from_json(record["placement"]), str(record["started"])
         if datetime.fromisoformat(time).tzinfo is None:
-            return []
-    except (RunFilesError, ConfigurationError, AssertionError, KeyError, TypeError, ValueError):
-        return []
-    origin = f"a job that started there, {files.path}"
-    devices = {place.device: place.node for place in placed if "/cpu-" not in place.device}
+            raise ValueError(f"the time of its start has no zone: {time}")
+    except (ConfigurationError, AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFilesError(
+            f"{path} is damaged ({error!r:.200}): nobody can say which devices this run has, so none that was taken out is "
+            "recognised there"
+        ) from error
+    return _placed(where, time, f"a job that started there, {files.path}")
+
+
+def sightings_in(incident: Incident, time: str) -> list[Sighting]:
+    """Where the job of an incident had which device when it was found, at `time`."""
+    return _placed(incident.topology, time, f"a job that ran there, of incident {incident.path.name}")
+
+
+def _placed(where: Topology, time: str, origin: str) -> list[Sighting]:
+    """A processor has no identity of its own (its "device" is called after its node), so it cannot come back."""
+    devices = {place.device: place.node for place in where.placements if "/cpu-" not in place.device}
     return [Sighting(device, "", node, time, origin) for device, node in devices.items()]
+
+
+def words_of(evidence: str) -> dict[str, str]:
+    """What a signal `identity:pci` tells of a device: `serial=... mig=MIG-a,MIG-b`."""
+    return {name: value for name, sign, value in (word.partition("=") for word in evidence.split()) if sign and value}
+
+
+def slices_of(evidence: str) -> tuple[str, ...]:
+    """The slices of the device that such a signal is about."""
+    return tuple(name for name in words_of(evidence).get("mig", "").split(",") if name)

@@ -6,7 +6,7 @@ Everything that changes something is called inside `State.change`, so that what 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -46,7 +46,7 @@ Status = Literal[
     cleared      a person returned the node to service before it was done
 """
 
-OPEN: tuple[Status, ...] = ("proposed", "observed", "held", "acting", "failed", "unclear")
+_WAITING = "node = ? AND act IS NOT NULL AND status NOT IN ('done', 'already out', 'cleared', 'nothing')"
 RETURNED = 1000
 """Numbers of proposals from here on are those of devices that came back."""
 
@@ -162,6 +162,30 @@ class Requeue:
     started: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A node, or with `device` a device, that a person returned to service, and when."""
+
+    node: str
+    device: str
+    time: str
+    who: str
+
+    def answers(self, one: Naming) -> bool:
+        """Whether what was found there was found before."""
+        same = self.device == one.device if self.device else self.node == one.node
+        return same and one.moment < moment(self.time)
+
+
+def found_at(known: Known, otherwise: datetime) -> datetime:
+    """When an incident was found, as far as it says so."""
+    try:
+        said = datetime.fromisoformat(known.time)
+    except ValueError:
+        return otherwise
+    return said if said.tzinfo is not None else otherwise
+
+
 class Book:
     """The records of a state."""
 
@@ -203,16 +227,47 @@ class Book:
 
     # Namings ----------------------------------------------------------------------------------------------------------
 
-    def add_namings(self, namings: Iterable[Naming]) -> None:
-        """Note whom an incident names."""
+    def add_namings(self, namings: Iterable[Naming], answered: Iterable[Naming] = ()) -> None:
+        """Note whom an incident names; what a person had answered before it came is no strike."""
+        over = list(answered)
         for one in namings:
-            row = (one.incident, one.device, one.node, json.dumps(asdict(one)))
-            self.state.write("INSERT OR IGNORE INTO namings (incident, device, node, record) VALUES (?,?,?,?)", row)
+            cleared = self.state.stamp() if one in over else None
+            row = (one.incident, one.device, one.node, json.dumps(asdict(one)), cleared)
+            self.state.write("INSERT OR IGNORE INTO namings VALUES (?,?,?,?,?)", row)
 
     def namings(self) -> list[Naming]:
         """Whom incidents named, without what was cleared by hand."""
         rows = self.state.read("SELECT record FROM namings WHERE cleared IS NULL ORDER BY incident, record")
         return [Naming(**json.loads(row[0])) for row in rows]
+
+    # What a person has answered ---------------------------------------------------------------------------------------
+
+    def add_clear(self, node: str, devices: Iterable[str], who: str) -> None:
+        """A person returns a node and these devices to service now."""
+        for device in dict.fromkeys(("", *devices)):
+            self.state.write("INSERT OR REPLACE INTO clears VALUES (?,?,?,?)", (node, device, self.state.stamp(), who))
+
+    def take_back_clear(self, node: str, before: Iterable[Cleared]) -> None:
+        """It did not come to that: as it was before."""
+        self.state.write("DELETE FROM clears WHERE node = ?", (node,))
+        for one in before:
+            if one.node == node:
+                self.state.write("INSERT INTO clears VALUES (?,?,?,?)", (one.node, one.device, one.time, one.who))
+
+    def clears(self) -> list[Cleared]:
+        """When which node and device were returned to service last."""
+        return [Cleared(*row) for row in self.state.read("SELECT node, device, time, who FROM clears ORDER BY time")]
+
+    def waiting(self, node: str) -> int:
+        """How many proposals wait for a node, or for a person who looks at it."""
+        return int(self.state.read(f"SELECT COUNT(*) FROM proposals WHERE {_WAITING}", (node,))[0][0])  # noqa: S608
+
+    def close_proposals(self, node: str, why: str) -> int:
+        """Close these; how many there were."""
+        return self.state.write(
+            f"UPDATE proposals SET status = 'cleared', hold = '', why = ?, due = NULL, final = 1, updated = ? WHERE {_WAITING}",  # noqa: S608
+            (why, self.state.stamp(), node),
+        )
 
     # Proposals --------------------------------------------------------------------------------------------------------
 
@@ -286,18 +341,24 @@ class Book:
         due: datetime | None = None,
         final: bool = False,
         attempt: bool = False,
-    ) -> None:
-        """Note where a proposal stands now."""
+    ) -> bool:
+        """Note where a proposal stands now; False where it has come to its end meanwhile, e.g. because a person has answered it."""
         later = None if due is None else self.state.stamp(due)
-        self.state.write(
-            "UPDATE proposals SET status = ?, hold = ?, why = ?, due = ?, final = ?, attempts = attempts + ?, updated = ? WHERE key = ?",
+        changed = self.state.write(
+            "UPDATE proposals SET status = ?, hold = ?, why = ?, due = ?, final = ?, attempts = attempts + ?, updated = ? "
+            "WHERE key = ? AND final = 0",
             (status, hold, why, later, final, attempt, self.state.stamp(), key),
         )
+        return changed > 0
+
+    def set_act(self, key: int, act: str) -> None:
+        """Note what the cluster is really asked for: one that cannot reboot drains."""
+        self.state.write("UPDATE proposals SET act = ? WHERE key = ? AND final = 0", (act, key))
 
     def reword(self, key: int, proposal: Proposal) -> None:
         """Replace what is proposed, of the same node, where nothing was done about it yet."""
         record = json.dumps(proposal.to_json())
-        query = "UPDATE proposals SET record = ?, act = ?, updated = ? WHERE key = ? AND node = ?"
+        query = "UPDATE proposals SET record = ?, act = ?, updated = ? WHERE key = ? AND node = ? AND final = 0"
         self.state.write(query, (record, proposal.act, self.state.stamp(), key, proposal.node))
 
     def tally(self) -> list[tuple[str, str, str, int]]:
@@ -327,17 +388,23 @@ class Book:
             ),
         )
 
-    def set_started(self, key: int, process: str) -> None:
-        """A call is begun; from now on it may have happened."""
+    def set_started(self, key: int, process: str) -> bool:
+        """A call is begun; from now on it may have happened. False where the act has ended meanwhile: it must not be begun."""
         clock = self.state.clock
-        self.state.write(
-            "UPDATE intents SET started = started + 1, tried = ?, boot = ?, ticks = ?, process = ? WHERE key = ?",
+        changed = self.state.write(
+            "UPDATE intents SET started = started + 1, tried = ?, boot = ?, ticks = ?, process = ? "
+            "WHERE key = ? AND outcome IS NULL",
             (self.state.stamp(), clock.boot(), clock.ticks(), process, key),
         )
+        return changed > 0
 
-    def set_outcome(self, key: int, outcome: str | None, text: str) -> None:
-        """How it ended; None: not known, but this was said."""
-        self.state.write("UPDATE intents SET outcome = ?, text = ? WHERE key = ?", (outcome, text, key))
+    def set_outcome(self, key: int, outcome: str | None, text: str) -> bool:
+        """How it ended; None: not known, but this was said. False where it has ended already, and for certain."""
+        changed = self.state.write(
+            "UPDATE intents SET outcome = ?, text = ? WHERE key = ? AND (outcome IS NULL OR (outcome = 'unclear' AND ?))",
+            (outcome, text, key, outcome is not None),
+        )
+        return changed > 0
 
     def intents(self, *, unsettled: bool = False, node: str = "", proposal: int = 0) -> list[Intent]:
         """Acts, oldest first. `unsettled`: those without an outcome, or with one that is unclear."""
@@ -392,12 +459,25 @@ class Book:
 
     # Requeues ---------------------------------------------------------------------------------------------------------
 
-    def add_requeue(self, incident: str, job: str) -> None:
-        """A job to look after."""
+    def add_requeue(self, incident: str, job: str, found: datetime) -> None:
+        """A job to look after; none where it is looked after already, or was since the incident was found."""
+        if self.state.read(
+            "SELECT 1 FROM requeues WHERE job = ? AND (status = 'waiting' OR ended >= ?)",
+            (job, self.state.stamp(found)),
+        ):
+            return
         self.state.write(
             "INSERT OR IGNORE INTO requeues (incident, job, nodes, status, made) VALUES (?,?,'[]','waiting',?)",
             (incident, job, self.state.stamp()),
         )
+
+    def incidents_of(self, job: str) -> list[Known]:
+        """The incidents of a job, as `scheduler:id`, that were not looked after before."""
+        plain = job.partition(":")[2]
+        rows = self.state.read("SELECT MAX(ended) FROM requeues WHERE job = ? AND ended IS NOT NULL", (plain,))
+        last = rows[0][0]
+        found = self._incidents("job = ? ORDER BY seen, id", job)
+        return [one for one in found if last is None or self.state.stamp(found_at(one, self.state.clock.now())) > last]
 
     def requeues(self, *, waiting: bool = True) -> list[Requeue]:
         """Jobs to look after, oldest first."""
@@ -426,8 +506,9 @@ class Book:
     def set_requeue(self, incident: str, **values: Any) -> None:
         """Note something about a job."""
         for name, value in values.items():
-            assert name in ("nodes", "restarts", "status", "why", "due", "started")
-            plain = json.dumps(list(value)) if name == "nodes" else self.state.stamp(value) if name == "due" else value
+            assert name in ("nodes", "restarts", "status", "why", "due", "started", "ended")
+            plain = json.dumps(list(value)) if name == "nodes" else value
+            plain = self.state.stamp(value) if isinstance(value, datetime) else plain
             self.state.write(f"UPDATE requeues SET {name} = ? WHERE incident = ?", (plain, incident))  # noqa: S608
 
     # Devices ----------------------------------------------------------------------------------------------------------
@@ -437,19 +518,36 @@ class Book:
         for device, serial in serials.items():
             self.state.write("INSERT OR REPLACE INTO serials VALUES (?, ?)", (device, serial))
 
+    def add_aliases(self, aliases: Mapping[str, str]) -> None:
+        """Note which slice is of which device."""
+        for alias, device in aliases.items():
+            self.state.write("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (alias, device))
+
+    def kin(self) -> Callable[[str], tuple[str, ...]]:
+        """A function that says which other names the silicon of a device has: the device of a slice, and all its slices."""
+        parents = dict(self.state.read("SELECT alias, device FROM aliases ORDER BY alias"))
+
+        def of(device: str) -> tuple[str, ...]:
+            parent = parents.get(device, device)
+            names = (parent, *(alias for alias, one in parents.items() if one == parent))
+            return tuple(name for name in names if name != device)
+
+        return of
+
     def condemn(self, proposal: Proposal) -> None:
         """Its devices were taken out: they are recognised when they come back. A processor cannot be, it has no identity."""
+        kin, serials = self.kin(), dict(self.state.read("SELECT device, serial FROM serials"))
         for device in proposal.devices:
             if "/cpu-" not in device:
-                self.state.write(
-                    "INSERT OR REPLACE INTO condemned VALUES (?, coalesce((SELECT serial FROM serials WHERE device = ?), ''), ?, ?, ?)",
-                    (device, device, proposal.node, proposal.incident, self.state.stamp()),
-                )
+                serial = next((serials[name] for name in (device, *kin(device)) if name in serials), "")
+                row = (device, serial, proposal.node, proposal.incident, self.state.stamp())
+                self.state.write("INSERT OR REPLACE INTO condemned VALUES (?, ?, ?, ?, ?)", row)
 
     def condemned(self) -> list[Condemned]:
         """Devices that were taken out and that nobody has cleared."""
         rows = self.state.read("SELECT device, serial, node, incident, time FROM condemned ORDER BY time, device")
-        return [Condemned(*row) for row in rows]
+        kin = self.kin()
+        return [Condemned(device, serial, node, by, at, kin(device)) for device, serial, node, by, at in rows]
 
     def add_return(self, back: Return) -> bool:
         """A condemned device was seen again; whether that is new."""

@@ -2,6 +2,7 @@
 
 Whether that has happened is told by how often the cluster says that the job was started again, so a controller that is killed
 between the call and its note does not do it twice. A job that goes on by itself, as under `bitwitness run`, is left alone.
+Several incidents of one job are looked after together: it is started again once, without the nodes of all of them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from datetime import timedelta
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Cluster, JobState
-from bitwitness.fleet.kept import Book, Requeue
+from bitwitness.fleet.kept import RETURNED, Book, Requeue
 from bitwitness.fleet.notify import Severity
+from bitwitness.fleet.patience import Patience
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.telling import Teller
 
@@ -32,15 +34,20 @@ class Requeuer:
         cluster: that has the jobs.
         policy: whether, and within which time.
         teller: tells people.
+        patience: how long a round may wait for the cluster.
     """
 
-    def __init__(self, book: Book, cluster: Cluster, policy: FleetPolicy, teller: Teller) -> None:
-        self._teller = teller
+    def __init__(
+        self, book: Book, cluster: Cluster, policy: FleetPolicy, teller: Teller, patience: Patience | None = None
+    ) -> None:
+        self._teller, self._patience = teller, patience or Patience(book.state.clock)
         self._book, self._cluster, self._policy, self._state = book, cluster, policy, book.state
 
     def round(self) -> None:
         """Look after every job that waits."""
         for row in self._book.requeues():
+            if self._patience.over:
+                return  # the rest in the next round
             now = self._state.clock.now()
             if row.due is not None and now < row.due <= now + _REFUSED:
                 continue
@@ -58,7 +65,7 @@ class Requeuer:
         nodes = self._nodes(row)
         if nodes is None:
             return
-        job = self._cluster.job(row.job)
+        job = self._patience.ask(self._cluster.job, row.job)
         if row.restarts is None:
             with self._state.change():
                 self._book.set_requeue(row.incident, restarts=job.restarts)
@@ -69,6 +76,10 @@ class Requeuer:
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
         elif job.state != "ended":
             self._wait(row, f"job {row.job} is {job.state}: it goes on by itself, or ends soon")
+        elif job.exit_code == 0:
+            self._end(
+                row, "ended", f"job {row.job} has come to its end by itself, with 0: nothing is left to be started"
+            )
         elif job.exit_code != RETRYABLE:
             code = "an exit code that the cluster does not tell" if job.exit_code is None else str(job.exit_code)
             self._end(row, "given up", f"job {row.job} ended with {code}, not with {RETRYABLE}: a person must look")
@@ -82,21 +93,29 @@ class Requeuer:
             with self._state.change():
                 self._note(row, "requeue", f"job {row.job}, which was cut short", calls=[str(call) for call in left])
             for call in left:
-                self._cluster.carry_out(call)
+                self._patience.ask(self._cluster.carry_out, call)
         self._end(row, "done", f"job {row.job} was started again: {job.raw or job.state}")
 
     def _nodes(self, row: Requeue) -> tuple[str, ...] | None:
-        """The nodes of the incident, all of which are out; None while that is not so."""
-        kept = [one for one in self._book.proposals(incident=row.incident) if one.proposal.act is not None]
+        """The nodes of all incidents of the job since it was last looked after, all of which are out; None while that is not so."""
+        names = {row.incident: None} | dict.fromkeys(
+            one.id for one in self._book.incidents_of(f"{self._cluster.name}:{row.job}")
+        )
+        found = [one for name in names for one in self._book.proposals(incident=name)]
+        kept = [one for one in found if one.proposal.act is not None and one.number < RETURNED]
         if any(not one.final for one in kept):
             self._wait(row, "not all named nodes are out of service yet")
             return None
-        out = ("done", "already out")
+        out = ("done", "already out", "cleared")
         left = [one.proposal.node for one in kept if one.status not in out and one.hold != "not-ours"]
         if left:
             self._end(row, "given up", f"{', '.join(left)} stays in service, so job {row.job} would start there again")
             return None
-        return tuple(dict.fromkeys(one.proposal.node for one in kept))
+        nodes = tuple(dict.fromkeys(one.proposal.node for one in kept if one.status != "cleared"))
+        if not nodes:
+            text = f"a person has returned its nodes to service: start job {row.job} again by hand, if that is right"
+            self._end(row, "given up", text)
+        return nodes or None
 
     def _start(self, row: Requeue, job: JobState, nodes: tuple[str, ...]) -> None:
         calls = self._cluster.plan_requeue(job, nodes)
@@ -109,8 +128,8 @@ class Requeuer:
             self._book.set_requeue(row.incident, nodes=nodes, started=row.started + 1, due=due)
             self._note(row, "requeue", f"job {row.job} without {', '.join(nodes)}", calls=[str(call) for call in calls])
         for call in calls:
-            self._cluster.carry_out(call)
-        now = self._cluster.job(row.job)
+            self._patience.ask(self._cluster.carry_out, call)
+        now = self._patience.ask(self._cluster.job, row.job)
         if now.restarts > job.restarts or now.state in ("pending", "running"):
             self._end(
                 row, "done", f"job {row.job} was started again without {', '.join(nodes)}: {now.raw or now.state}"
@@ -126,10 +145,10 @@ class Requeuer:
 
     def _end(self, row: Requeue, status: str, why: str) -> None:
         with self._state.change():
-            self._book.set_requeue(row.incident, status=status, why=why)
+            self._book.set_requeue(row.incident, status=status, why=why, ended=self._state.clock.now())
             self._note(row, "requeued" if status == "done" else "not requeued", why)
-            severity: Severity = "info" if status == "done" else "warning"
-            what = "was started again" if status == "done" else "is NOT started again"
+            severity: Severity = "warning" if status == "given up" else "info"
+            what = {"done": "was started again", "ended": "has come to its end"}.get(status, "is NOT started again")
             self._teller.trouble(f"job/{row.job}/{row.incident}", severity, f"bitwitness: job {row.job} {what}", why)
 
     def _note(self, row: Requeue, what: str, text: str, **record: object) -> None:

@@ -1,6 +1,7 @@
 """The tables of a controller's database, apart from the code because other programs read them too."""
 
-SCHEMA = 1
+SCHEMA = 2
+"""Counts up with every change of the tables; a file of another one is refused (`state.State`)."""
 
 TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,7 +89,7 @@ CREATE TABLE intents (
 CREATE INDEX intents_open ON intents (key) WHERE outcome IS NULL;
 CREATE INDEX intents_tried ON intents (tried);
 
--- Jobs that may have to be started again without the nodes of an incident.
+-- Jobs that may have to be started again without the nodes of their incidents; one that waits a job.
 CREATE TABLE requeues (
     incident TEXT PRIMARY KEY,
     job TEXT NOT NULL,
@@ -98,7 +99,19 @@ CREATE TABLE requeues (
     why TEXT NOT NULL DEFAULT '',
     due TEXT,
     made TEXT NOT NULL,
-    started INTEGER NOT NULL DEFAULT 0
+    started INTEGER NOT NULL DEFAULT 0,
+    -- When it was started again, or given up: what was found before that needs no row of its own.
+    ended TEXT
+) WITHOUT ROWID;
+CREATE INDEX requeues_job ON requeues (job);
+
+-- When a person returned a node (device '') or a device to service last: what was found before is answered.
+CREATE TABLE clears (
+    node TEXT NOT NULL,
+    device TEXT NOT NULL,
+    time TEXT NOT NULL,
+    who TEXT NOT NULL,
+    PRIMARY KEY (node, device)
 ) WITHOUT ROWID;
 
 -- Devices that were taken out, and those of them that came back.
@@ -111,6 +124,8 @@ CREATE TABLE condemned (
     PRIMARY KEY (device, incident)
 ) WITHOUT ROWID;
 CREATE TABLE serials (device TEXT PRIMARY KEY, serial TEXT NOT NULL) WITHOUT ROWID;
+-- Slices of a device, which are the same silicon.
+CREATE TABLE aliases (alias TEXT PRIMARY KEY, device TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE returns (
     device TEXT NOT NULL,
     incident TEXT NOT NULL,

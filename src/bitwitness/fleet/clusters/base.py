@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from bitwitness.errors import ConfigurationError
 
@@ -168,6 +168,15 @@ class Cluster(Protocol):
 
     def carry_out(self, call: Call) -> str:
         """Do it; what the cluster answered."""
+        ...
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """A cluster that can say what is wrong with a part of it while the rest goes on."""
+
+    def troubles(self) -> Mapping[str, str]:
+        """What is wrong now: by what it is recognised, and a sentence."""
         ...
 
 
