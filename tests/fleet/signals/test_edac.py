@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitwitness.fleet.signals import Signal, edac
+from bitwitness.fleet.signals.gather import gather
 
 
 def tree(root: Path, files: dict[str, object]) -> Path:
@@ -47,6 +48,20 @@ def test_what_no_module_is_told_for_is_told_for_the_controller(tmp_path: Path) -
         ("edac:ce", "mc0", 3),
         ("edac:ue", "mc0", 2),
     ]
+
+
+def test_a_tree_is_known_wherever_it_was_copied_to(tmp_path: Path) -> None:
+    root = tree(tmp_path / "sosreport/edac", controller(0, 1))
+    assert edac.looks_like_tree(root)
+    for other in (tmp_path, root / "mc0", root / "mc0/ue_count", tmp_path / "absent"):
+        assert not edac.looks_like_tree(other)
+    (tmp_path / "mc1").mkdir()
+    assert not edac.looks_like_tree(tmp_path), "a folder of that name is no controller yet"
+
+
+def test_a_count_that_was_read_twice_is_one_count(tmp_path: Path) -> None:
+    first, later = (read(tree(tmp_path / str(count), controller(0, count))) for count in (2, 3))
+    assert [(one.code, one.count) for one in gather([*first, *later])] == [("edac:ue", 3)]
 
 
 def test_the_older_tree(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bitwitness.fleet.signals import Signal, nvml
+from bitwitness.fleet.signals.gather import gather
 from tests.fleet.signals.stub import HEALTHY, build, install
 
 UUID = HEALTHY["uuid"]
@@ -39,6 +40,7 @@ def test_a_device_without_errors_is_no_sign_of_health(ask: Ask) -> None:
     identity, state = found
     assert (identity.device, identity.host, identity.kind) == (UUID, "n1", "noise")
     assert identity.evidence == "pci=0000:9b:00 serial=1652922014438 index=0"
+    assert identity.time == state.time
     assert (state.kind, state.evidence) == ("noise", "41 °C; 120.5 W; clocks not held down")
     assert "no sign of health" in state.reason
     assert state.moment is not None
@@ -70,6 +72,11 @@ def test_every_count_has_its_weight(ask: Ask) -> None:
     assert "reset the device" in by_code["nvml:recovery-action"].reason
     assert by_code["nvml:clocks"].reason.startswith("hardware slowdown, hardware thermal slowdown, power brake:")
     assert all(len(one.reason.split()) > 3 for one in found)
+
+
+def test_a_count_that_was_read_twice_is_one_count(ask: Ask) -> None:
+    first, later = (ask({**HEALTHY, "ecc.1.0": count}) for count in ("2", "3"))
+    assert [one.count for one in gather([*first, *later]) if one.code == "nvml:ecc-ue-volatile"] == [3]
 
 
 def test_what_a_device_does_not_support_is_no_evidence(ask: Ask) -> None:

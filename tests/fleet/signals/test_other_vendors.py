@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from bitwitness.fleet.signals import Signal, amd, ascend
+from bitwitness.fleet.signals.gather import gather
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -42,7 +43,8 @@ def test_ecc_counts_of_both_shapes(wrap: str) -> None:
         ("amd-smi", "amd-smi:uncorrectable", "gpu:3", "strong", 2), ("amd-smi", "amd-smi:deferred", "gpu:3", "medium", 1),
         ("amd-smi", "amd-smi:correctable", "gpu:3", "weak", 5),
     ]  # fmt: skip
-    assert found[0].evidence == "uncorrectable_count is 2 (UMC 2)"
+    assert found[0].evidence == "uncorrectable_count, in UMC"
+    assert found[0].reason.startswith("2 errors")
     assert {one.kind for one in found} == {"memory"}
 
 
@@ -59,6 +61,7 @@ def test_where_it_sits() -> None:
         "pci=0000:9b:00 index=0",
     )
     assert found[1].device == "11ff-22"
+    assert (found[0].time, found[1].time) == ("2026-11-29T00:00:00.000Z", None)
     assert [one.device for one in of_amd([{"gpu": 0, "bdf": "0000:9B:00.0", "ecc": ecc(1)}])] == ["0000:9b:00"]
 
 
@@ -73,6 +76,12 @@ def test_a_count_that_is_none_is_no_zero(value: object) -> None:
 )
 def test_other_shapes_of_amd_are_no_evidence(document: object) -> None:
     assert [(one.code, one.kind) for one in of_amd(document)] == [("amd-smi:unreadable", "no-evidence")]
+
+
+def test_a_count_that_was_read_twice_is_one_count() -> None:
+    first, later = ([{"gpu": 3, "ecc": ecc(5, count)}] for count in (2, 3))
+    found = gather([*of_amd(first), *of_amd(later)])
+    assert [(one.code, one.count) for one in found] == [("amd-smi:uncorrectable", 3), ("amd-smi:correctable", 5)]
 
 
 def test_a_list_without_counts_is_no_evidence() -> None:
@@ -123,6 +132,9 @@ def test_a_deep_document_is_walked_without_a_deep_stack(monkeypatch: pytest.Monk
         (b'[{"gpu": 0, "ecc": {"total_correctable_count"', "x", True, False),
         (b'[{"gpu": 0}]', "amd-smi-metric.json", True, False),
         (b'[{"gpu": 0}]', "x.json", False, False),
+        (b'[{"gpu": 0, "ecc": "N/A"}]', "x.json", True, False),
+        (b'[\n {\n  "gpu": 0,\n  "ecc" : {', "x.json", True, False),
+        (b'{"gpu": 0, "ecc": 3}', "x.json", False, False),
         (b'{"healthCheck": {}}', "x", False, True),
         (b'{"a": 1}', "ascend_dmi.json", False, True),
         (b'[{"source": "ascend-dmi", "code": "x", "weight": "none"}]', "ascend.json", False, False),

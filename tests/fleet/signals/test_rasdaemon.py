@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -114,12 +115,63 @@ def test_the_newest_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found[-1].code == "rasdaemon:more"
 
 
+def beside(path: Path) -> dict[str, tuple[int, int]]:
+    """What lies in the directory of a file, and when it was written."""
+    return {one.name: (one.stat().st_size, one.stat().st_mtime_ns) for one in path.parent.iterdir()}
+
+
 def test_nothing_is_written(tmp_path: Path) -> None:
     path = database(tmp_path / "ras.db", "PRAGMA journal_mode = WAL", MEMORY, event())
-    before = path.read_bytes()
-    path.chmod(0o444)
+    before, content = beside(path), path.read_bytes()
+    assert list(before) == ["ras.db"]
     assert kinds(read(path)) == [("edac:ce", "memory")]
-    assert path.read_bytes() == before
+    assert (beside(path), path.read_bytes()) == (before, content)
+
+
+def test_what_stands_in_a_write_ahead_log_only_is_read_and_nothing_is_written(tmp_path: Path) -> None:
+    path = database(tmp_path / "ras.db", "PRAGMA journal_mode = WAL", MEMORY)
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute(event("Uncorrected"))
+        writer.commit()
+        before = beside(path)
+        assert sorted(before) == ["ras.db", "ras.db-shm", "ras.db-wal"]
+        assert kinds(read(path)) == [("edac:ue", "memory")]
+        assert beside(path) == before
+
+
+def test_a_write_that_was_cut_off_is_undone_in_a_copy(tmp_path: Path) -> None:
+    path = database(tmp_path / "ras.db", MEMORY, event("Uncorrected"))
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA cache_size = 1")
+        writer.execute("BEGIN")
+        for number in range(300):
+            writer.execute(event(label=f"D{number}" * 40))
+        for one in (path, path.with_name("ras.db-journal")):
+            shutil.copyfile(one, copied / one.name)
+    before = beside(copied / "ras.db")
+    assert kinds(read(copied / "ras.db")) == [("edac:ue", "memory")]
+    assert beside(copied / "ras.db") == before
+
+
+@pytest.mark.parametrize(("setting", "value", "why"), [("_LARGEST", 10, "larger than"), ("_TRIES", 0, "written to")])
+def test_a_journal_that_cannot_be_copied_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: int, why: str
+) -> None:
+    monkeypatch.setattr(rasdaemon, setting, value)
+    (one,) = read(database(tmp_path / "ras.db", "PRAGMA journal_mode = WAL", MEMORY, event()))
+    assert (one.code, one.kind) == ("rasdaemon:unreadable", "no-evidence")
+    assert why in one.reason
+
+
+def test_what_nobody_had_used_yet_weighs_less(tmp_path: Path) -> None:
+    checks = CHECKS.replace("error_msg", "mcistatus_msg")
+    told = "INSERT INTO mce_record (status, mcistatus_msg) VALUES (1, 'Deferred_error MiscV')"
+    found = read(database(tmp_path / "ras.db", MEMORY, event("Deferred"), checks, told))
+    assert [(one.code, one.kind, one.weight) for one in found] == [
+        ("edac:deferred", "memory", "medium"), ("mce:deferred", "memory", "medium")
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_cut_tells_what_it_still_has_and_that_it_is_cut(tmp_path: Path) -> None:

@@ -6,27 +6,19 @@ library call `amdsmi_get_gpu_total_ecc_count` too. A guest of a virtual machine 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bitwitness.fleet.signals.catalogue import Entry, pci_address
-from bitwitness.fleet.signals.reading import (
-    MAX_JSON,
-    Unreadable,
-    begins_json,
-    bounded,
-    damaged,
-    document,
-    is_ours,
-    json_values,
-    whole,
-    words,
-)
+from bitwitness.fleet.signals.reading import begins_json, is_ours, read_json, whole, words
 from bitwitness.fleet.signals.record import Signal, no_evidence
+from bitwitness.fleet.signals.times import iso
 
 SOURCE = "amd-smi"
+_ECC = re.compile(rb'"ecc"\s*:\s*(?:"N/A"|\{|null)')
 _COUNTS: Mapping[str, Entry] = {
     "uncorrectable": Entry("memory", "strong", "errors that ECC could not correct, since the driver was loaded"),
     "deferred": Entry(
@@ -43,10 +35,10 @@ def looks_like(head: bytes, name: str) -> bool:
     if not begins_json(head) or is_ours(head):
         return False
     named = "amd-smi" in name.lower() or "amd_smi" in name.lower() or "amdsmi" in name.lower()
-    counts = b"correctable_count" in head
     return (
-        counts
+        b"correctable_count" in head
         or b'"gpu_data"' in head
+        or (b'"gpu"' in head and _ECC.search(head) is not None)
         or (b'"gpu"' in head and (named or b'"gfx_activity"' in head or b'"bdf"' in head))
     )
 
@@ -57,19 +49,16 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
     Args:
         source: the JSON, or the file that has it.
         origin: the file, for the records.
-        now: not needed here; every reader is told it.
+        now: when it was written, which is when the devices were where it says.
     """
-    try:
-        values, broken = json_values(document(source, MAX_JSON))
-        devices = [one for value in values for one in _devices(value)]
-        if not devices:
-            raise Unreadable("it has no devices of amd-smi")
-    except Unreadable as error:
-        yield no_evidence(SOURCE, "amd-smi:unreadable", f"no ECC counts: {error}", origin=origin)
-        return
-    if broken:
-        yield damaged(SOURCE, origin)
-    yield from bounded((signal for one in devices for signal in _of_device(one, origin)), SOURCE, origin)
+
+    def devices(values: list[Any]) -> list[dict[str, Any]]:
+        return [one for value in values for one in _devices(value)]
+
+    def signals(found: list[dict[str, Any]]) -> Iterator[Signal]:
+        return (signal for one in found for signal in _of_device(one, origin, now))
+
+    return read_json(source, origin, SOURCE, "no ECC counts", "it has no devices of amd-smi", devices, signals)
 
 
 def _devices(value: object) -> list[dict[str, Any]]:
@@ -81,7 +70,7 @@ def _devices(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict) and known & set(one)] if isinstance(value, list) else []
 
 
-def _of_device(one: dict[str, Any], origin: str) -> Iterator[Signal]:
+def _of_device(one: dict[str, Any], origin: str, now: datetime) -> Iterator[Signal]:
     index = whole(one.get("gpu"))
     pci = pci_address(one["bdf"]) if isinstance(one.get("bdf"), str) else ""
     uuid = words(one["uuid"], 80) if isinstance(one.get("uuid"), str) else ""
@@ -89,7 +78,7 @@ def _of_device(one: dict[str, Any], origin: str) -> Iterator[Signal]:
     if uuid and pci:
         evidence = f"pci={pci}" + (f" index={index}" if index is not None else "")
         why = "which device sits in which slot"
-        yield Signal(SOURCE, "identity:pci", uuid, None, "noise", "none", why, evidence=evidence, origin=origin)
+        yield Signal(SOURCE, "identity:pci", uuid, iso(now), "noise", "none", why, evidence=evidence, origin=origin)
     ecc = one.get("ecc", one)
     ecc = ecc if isinstance(ecc, dict) else {}
     if "ecc" not in one and not any(key.endswith("correctable_count") for key in one):
@@ -104,7 +93,8 @@ def _of_device(one: dict[str, Any], origin: str) -> Iterator[Signal]:
             why = f"{device or 'a device'} {said} of {kind} errors; in a virtual machine there is none. What is not counted is not 0"
             yield no_evidence(SOURCE, "amd-smi:not-available", why, origin=origin, device=device)
         elif count:
-            evidence = words(f"{kind}_count is {count}{_blocks(one, kind)}")
+            # Without the number, so that a count that was read again later is the same count, and not added to it.
+            evidence = words(f"{kind}_count{_blocks(one, kind)}")
             yield Signal(
                 SOURCE,
                 f"amd-smi:{kind}",
@@ -112,7 +102,7 @@ def _of_device(one: dict[str, Any], origin: str) -> Iterator[Signal]:
                 None,
                 entry.kind,
                 entry.weight,
-                entry.reason,
+                f"{count} {entry.reason}",
                 "",
                 count,
                 evidence,
@@ -126,5 +116,5 @@ def _blocks(one: Mapping[str, Any], kind: str) -> str:
     counts = {
         words(name, 20): whole(block.get(f"{kind}_count")) for name, block in blocks.items() if isinstance(block, dict)
     } if isinstance(blocks, dict) else {}  # fmt: skip
-    told = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:32] if count)
-    return f" ({told})" if told else ""
+    told = ", ".join(name for name, count in list(counts.items())[:32] if count)
+    return f", in {told}" if told else ""

@@ -12,18 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bitwitness.fleet.signals.catalogue import Entry
-from bitwitness.fleet.signals.reading import (
-    MAX_JSON,
-    Unreadable,
-    begins_json,
-    bounded,
-    damaged,
-    document,
-    is_ours,
-    json_values,
-    whole,
-    words,
-)
+from bitwitness.fleet.signals.reading import begins_json, is_ours, read_json, whole, words
 from bitwitness.fleet.signals.record import Signal, Weight, no_evidence
 
 SOURCE = "ascend-dmi"
@@ -62,16 +51,15 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         origin: the file, for the records.
         now: not needed here; every reader is told it.
     """
-    try:
-        values, broken = json_values(document(source, MAX_JSON))
-        if not values:
-            raise Unreadable("it has no complete JSON")
-    except Unreadable as error:
-        yield no_evidence(SOURCE, "ascend-dmi:unreadable", f"no diagnosis: {error}", origin=origin)
-        return
-    if broken:
-        yield damaged(SOURCE, origin)
-    yield from bounded(_of_document(values, origin), SOURCE, origin)
+    return read_json(
+        source,
+        origin,
+        SOURCE,
+        "no diagnosis",
+        "it has no complete JSON",
+        list,
+        lambda values: _of_document(values, origin),
+    )
 
 
 @dataclass(frozen=True, slots=True)

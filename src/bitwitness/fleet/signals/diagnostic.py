@@ -13,18 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.fleet.signals.catalogue import Entry
-from bitwitness.fleet.signals.reading import (
-    MAX_JSON,
-    Unreadable,
-    begins_json,
-    bounded,
-    damaged,
-    document,
-    is_ours,
-    json_values,
-    whole,
-    words,
-)
+from bitwitness.fleet.signals.reading import begins_json, is_ours, read_json, whole, words
 from bitwitness.fleet.signals.record import Signal, Weight, no_evidence
 
 SOURCE = "dcgm-diag"
@@ -110,18 +99,15 @@ def read(source: str | bytes | Path, *, origin: str, now: datetime) -> Iterator[
         origin: the file, for the records.
         now: not needed here; every reader is told it.
     """
-    try:
-        values, broken = json_values(document(source, MAX_JSON))
-        found = [root for value in values if (root := _root(value)) is not None]
-        if not found:
-            raise Unreadable("it has no complete result of `dcgmi diag -j`")
-    except Unreadable as error:
-        yield no_evidence(SOURCE, "dcgm-diag:unreadable", f"no diagnostic: {error}", origin=origin)
-        return
-    if broken:
-        yield damaged(SOURCE, origin)
-    for root in found:
-        yield from bounded(_of_run(root, origin), SOURCE, origin)
+
+    def runs(values: list[Any]) -> list[Mapping[str, Any]]:
+        return [root for value in values if (root := _root(value)) is not None]
+
+    def signals(found: list[Mapping[str, Any]]) -> Iterator[Signal]:
+        return (signal for root in found for signal in _of_run(root, origin))
+
+    lacks = "it has no complete result of `dcgmi diag -j`"
+    return read_json(source, origin, SOURCE, "no diagnostic", lacks, runs, signals)
 
 
 def _root(value: object) -> Mapping[str, Any] | None:

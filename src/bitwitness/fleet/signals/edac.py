@@ -18,6 +18,7 @@ from bitwitness.fleet.signals.record import Signal, no_evidence
 
 SOURCE = "edac"
 ROOT = Path("/sys/devices/system/edac/mc")
+_CONTROLLERS = re.compile(r"mc\d+")
 _MODULES = re.compile(r"(?:dimm|rank)\d+")
 _ROWS = re.compile(r"csrow\d+")
 _MOST = 4096
@@ -31,7 +32,7 @@ def read_sysfs(root: Path = ROOT, *, host: str = "") -> Iterator[Signal]:
         root: the folder with `mc0`, `mc1`, ….
         host: the node, for the records.
     """
-    controllers = _entries(root, re.compile(r"mc\d+"))
+    controllers = _entries(root, _CONTROLLERS)
     if not controllers:
         why = (
             "no memory controller is watched by EDAC here, so errors of the host's memory are not counted: no driver is"
@@ -40,6 +41,19 @@ def read_sysfs(root: Path = ROOT, *, host: str = "") -> Iterator[Signal]:
         yield no_evidence(SOURCE, "edac:absent", why, origin=str(root), host=host)
     for folder in controllers:
         yield from bounded((replace(one, host=host) for one in _of_controller(folder)), SOURCE, str(folder))
+
+
+def looks_like_tree(path: Path) -> bool:
+    """Whether a folder is one like `/sys/devices/system/edac/mc`, also a copy of another node's; never raises."""
+    counters = ("ce_count", "ue_count", "ce_noinfo_count", "ue_noinfo_count")
+    return any(_is_file(one / name) for one in _entries(path, _CONTROLLERS) for name in counters)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _entries(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -88,8 +102,10 @@ def _counted(file: Path, kind: str, label: str, since: str, told: _Sum | None, *
         setattr(told, kind, getattr(told, kind) + count)
     if count > without:
         entry = catalogue.entry(f"edac:{kind}")
-        why = f"{entry.reason}. Counted {since}, at times that it does not say"
-        evidence = f"{file.parent.name}/{file.name} is {count}" + (f", {without} of them told above" if without else "")
+        more = f", without {without} that are told of its modules" if without else ""
+        why = f"{entry.reason}. {count - without} counted {since}{more}, at times that it does not say"
+        # Without the number, so that a count that is read again later is the same count, and not added to it.
+        evidence = f"{file.parent.name}/{file.name}"
         yield Signal(
             SOURCE,
             f"edac:{kind}",

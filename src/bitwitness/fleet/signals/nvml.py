@@ -174,9 +174,9 @@ class _Asked:
             self.broken.setdefault(f"says {count}, which is no count", []).append(what)
         elif count:
             meaning = FIELDS[known]
-            yield self.signal(
-                f"nvml:{code}", meaning.kind, meaning.weight, f"{what}: {meaning.why}", f"{what}: {count}", count
-            )
+            why = f"{what}, {count}: {meaning.why}"
+            # Evidence without the number, so that a count that is read again later is the same count, and not added to it.
+            yield self.signal(f"nvml:{code}", meaning.kind, meaning.weight, why, what, count)
 
     def signal(
         self, code: str, kind: Any, weight: Any, why: str, evidence: str, count: int = 1, time: str | None = None
@@ -195,7 +195,7 @@ class _Asked:
         told = (f"pci={pci}" if pci else "", f"serial={words(serial, 40)}" if serial else "", f"index={self.index}")
         evidence = " ".join((*filter(None, told), *([f"mig={','.join(slices)}"] if slices else [])))
         yield replace(
-            self.signal("identity:pci", "noise", "none", "which device sits in which slot", ""),
+            self.signal("identity:pci", "noise", "none", "which device sits in which slot", "", time=iso(self.now)),
             evidence=evidence[:2000],
         )
 

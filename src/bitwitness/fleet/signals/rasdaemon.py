@@ -1,17 +1,19 @@
 """What rasdaemon has recorded of memory errors and machine checks: its SQLite file, or the counts that `ras-mc-ctl` prints.
 
-Which tables there are depends on how rasdaemon was built, so a missing table is normal. The file is opened to read only, in
-a mode in which nothing that it says of itself (a view, a function) is trusted, and no query runs for long.
+Which tables there are depends on how rasdaemon was built, so a missing table is normal. Nothing is written beside the file,
+nothing that it says of itself (a view, a function) is trusted, and no query runs for long.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +28,11 @@ FILES = (Path("/var/lib/rasdaemon/ras-mc_event.db"), Path("/usr/local/var/lib/ra
 """Where rasdaemon keeps it, as a rule."""
 
 _MAGIC = b"SQLite format 3\x00"
+_WAL = b"\x02\x02"
+"""In the head of a database that has a write-ahead log."""
+_JOURNALS = ("-wal", "-journal")
+_LARGEST, _TRIES = 512 << 20, 5
+"""Of a database that is copied: bytes, and how often that is tried while somebody writes to it."""
 _ROWS = 5_000
 """Of one table that are read, the newest: what is older is counted."""
 _STEPS = 20_000_000
@@ -34,7 +41,10 @@ _COUNTS = re.compile(rb"^Label[ \t]+CE[ \t]+UE[ \t]*\r?$", re.MULTILINE)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(?:\s*([+-]\d\d):?(\d\d))?")
 _UNCORRECTED = 1 << 61
 """In the status of a machine check."""
-_MEMORY_TYPES = {"corrected": "edac:ce", "uncorrected": "edac:ue", "fatal": "edac:ue", "deferred": "edac:ue"}
+_MEMORY_TYPES = {"corrected": "edac:ce", "uncorrected": "edac:ue", "fatal": "edac:ue"}
+_DEFERRED = Entry(
+    "memory", "medium", "an error that ECC could not correct, in data that nobody had used yet; used, it becomes worse"
+)
 _UNCLEAR = Entry("no-evidence", "none", "an event of which the record does not say in a known word how bad it was")
 _POISONED = Entry("memory", "medium", "the kernel took a page of the host's memory out of use after an error in it")
 
@@ -67,17 +77,58 @@ def _read(source: str | bytes | Path, origin: str) -> Iterator[Signal]:
         if head != _MAGIC:
             yield from _of_counts(document(source), origin)
             return
-        with closing(_open(source)) as database:
-            yield from _of_database(database, origin)
+        with ExitStack() as held:
+            copied = isinstance(source, Path) and _is_journalled(source)
+            if isinstance(source, Path) and copied:
+                source = _copy(source, Path(held.enter_context(TemporaryDirectory(prefix="bitwitness-"))))
+            yield from _of_database(held.enter_context(closing(_open(source, copied=copied))), origin)
     except (sqlite3.Error, OSError, Unreadable, ValueError) as error:
         # What was read up to here has been told; that there was more is told too.
         why = f"the records of rasdaemon cannot be read to their end: {words(str(error), 160)}"
         yield no_evidence(SOURCE, "rasdaemon:unreadable", why, origin=origin)
 
 
-def _open(source: str | bytes | Path) -> sqlite3.Connection:
+def _is_journalled(path: Path) -> bool:
+    """Whether SQLite would write beside the database even to read it: a write-ahead log, or a journal that was left."""
+    with path.open("rb") as file:
+        versions = file.read(20)[18:]
+    return versions == _WAL or any(_beside(path, suffix).exists() for suffix in _JOURNALS)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}{suffix}")
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    """A copy with its journals, which can be read without writing beside the original, or the right to.
+
+    Raises:
+        Unreadable: it is too large, or it changes all the time.
+    """
+    for _ in range(_TRIES):
+        files = [path, *(one for suffix in _JOURNALS if (one := _beside(path, suffix)).is_file())]
+        before = [_state(one) for one in files]
+        if sum(size for size, _ in before) > _LARGEST:
+            raise Unreadable(f"it has a journal, and is larger than {_LARGEST >> 20} MiB, too large to be copied")
+        for one in files:
+            shutil.copyfile(one, folder / one.name)
+        if [_state(one) for one in files] == before:
+            return folder / path.name
+        for one in files:
+            (folder / one.name).unlink()
+    raise Unreadable("it was written to whenever it was read")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    told = path.stat()
+    return told.st_size, told.st_mtime_ns
+
+
+def _open(source: str | bytes | Path, *, copied: bool) -> sqlite3.Connection:
     if isinstance(source, Path):
-        database = sqlite3.connect(f"file:{quote(str(source.absolute()))}?mode=ro", uri=True, timeout=2)
+        # A copy of ours may be written to, to bring its journal to an end; nothing that was read can ask for that.
+        mode = "rw" if copied else "ro"
+        database = sqlite3.connect(f"file:{quote(str(source.absolute()))}?mode={mode}", uri=True, timeout=2)
     else:
         database = sqlite3.connect(":memory:")
         database.deserialize(source if isinstance(source, bytes) else source.encode("utf-8", "surrogateescape"))
@@ -147,7 +198,10 @@ def _memory(row: Row) -> tuple[str, Entry, str, str]:
     evidence = words(
         f"{row.get('err_count')} {row.get('err_type')}: {row.get('err_msg')} at {label} ({', '.join(where)})"
     )
-    code = _MEMORY_TYPES.get(str(row.get("err_type", "")).strip().lower())
+    said = str(row.get("err_type", "")).strip().lower()
+    if said == "deferred":
+        return "edac:deferred", _DEFERRED, label, evidence
+    code = _MEMORY_TYPES.get(said)
     if code is None:
         return "rasdaemon:unreadable", _UNCLEAR, label, evidence
     return code, catalogue.entry(code), label, evidence
@@ -163,6 +217,8 @@ def _machine_check(row: Row) -> tuple[str, Entry, str, str]:
     evidence = words(f"{at}: {told}" + (f", status {status & (1 << 64) - 1:#x}" if isinstance(status, int) else ""))
     if not isinstance(status, int):
         return "rasdaemon:unreadable", _UNCLEAR, "", evidence
+    if not status & _UNCORRECTED and "deferred" in told.lower():
+        return "mce:deferred", _DEFERRED, "", evidence
     code = "mce:uncorrected" if status & _UNCORRECTED else "mce:corrected"
     return code, catalogue.entry(code), "", evidence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,39 @@ def damaged(source: str, origin: str) -> Signal:
     """Of a document that has damaged JSON beside what could be read."""
     why = "a part of it is damaged JSON, so it may have said more than what was read"
     return no_evidence(source, f"{source}:damaged", why, origin=origin)
+
+
+def read_json(
+    source: str | bytes | Path,
+    origin: str,
+    says: str,
+    nothing: str,
+    lacks: str,
+    parts: Callable[[list[Any]], list[Any]],
+    signals: Callable[[list[Any]], Iterator[Signal]],
+) -> Iterator[Signal]:
+    """The signals of a document in JSON, whatever it is of. Never raises on what it reads.
+
+    Args:
+        source: the text, or the file that has it.
+        origin: the file, for the records.
+        says: who says it, the source of the signals.
+        nothing: what there is not, where it cannot be read.
+        lacks: why, where it has no parts that are known.
+        parts: takes those that are known out of the values.
+        signals: reads these.
+    """
+    try:
+        values, broken = json_values(document(source, MAX_JSON))
+        known = parts(values)
+        if not known:
+            raise Unreadable(lacks)
+    except Unreadable as error:
+        yield no_evidence(says, f"{says}:unreadable", f"{nothing}: {error}", origin=origin)
+        return
+    if broken:
+        yield damaged(says, origin)
+    yield from bounded(signals(known), says, origin)
 
 
 def is_ours(head: bytes) -> bool:
