@@ -131,6 +131,56 @@ def test_what_cannot_be_read_is_an_error_and_no_empty_cluster(
             cluster.carry_out(calls[0])
 
 
+@pytest.mark.parametrize("damage", [damaged_quarantine, damaged_run])
+def test_another_run_that_cannot_be_read_holds_nobody(
+    tmp_path: Path, run: RunFiles, damage: Callable[[RunFiles], None]
+) -> None:
+    old = run_of(tmp_path / "old", "n1", "n8")
+    write(run.path, where=topology(("n0", "n1", "n2")))
+    damage(old)
+    cluster = LocalCluster([run.path, old.path])
+    assert (cluster.look("n1").service, cluster.census()) == ("in", Census(3, 0))
+    with pytest.raises(ClusterError):
+        cluster.look("n8")
+    with State(tmp_path / "state") as state:
+        controller = Controller([run.path, old.path], state, cluster, ACT, read_signals=lambda _: ())
+        for _ in range(3):
+            controller.round()
+        assert [one.status for one in controller.book.proposals()] == ["done"]
+        troubles = [one.text for one in state.history(what="trouble")]
+        assert [str(old.path) in text for text in troubles] == [True] * (2 if damage is damaged_run else 1)
+        for path in (old.path / "run.json", old.path / "quarantine.json"):
+            path.unlink(missing_ok=True)
+        controller.round()
+        assert len(state.history(what="over")) == len(troubles)
+        controller.close()
+
+
+def test_the_run_of_the_incident_must_be_readable(tmp_path: Path, run: RunFiles) -> None:
+    other = run_of(tmp_path / "other", "n1")
+    write(run.path, where=topology(("n0", "n1", "n2")))
+    (name,) = [path.name for path in run.incidents()]
+    damaged_quarantine(run)
+    cluster = LocalCluster([run.path, other.path])
+    with pytest.raises(ClusterError):
+        cluster.plan(replace(DRAIN, incident=name), cluster.look("n1"))
+    assert other.quarantine.read().names() == []
+
+
+def test_what_a_person_denied_in_an_old_run_neither_holds_nor_is_returned(tmp_path: Path, run: RunFiles) -> None:
+    old = run_of(tmp_path / "old", "n1")
+    old.quarantine.deny_node("n1", reason="fan broken")
+    cluster = LocalCluster([run.path, old.path])
+    assert cluster.look("n1").service == "in"
+    (call,) = do(cluster, DRAIN)
+    assert str(run.path) in call.words
+    assert cluster.look("n1").ours
+    assert len(cluster.plan(CLEAR, cluster.look("n1"))) == 1
+    do(cluster, CLEAR)
+    assert old.quarantine.read().names() == ["n1"]
+    assert run.quarantine.read().names() == []
+
+
 def test_a_controller_with_the_quarantine_as_its_cluster(tmp_path: Path, run: RunFiles) -> None:
     write(run.path, where=topology(("n0", "n1", "n2")))
     with State(tmp_path / "state") as state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from bitwitness.cli.fleet_watch import INBOX, STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.errors import RunFilesError
 from bitwitness.fleet.clearing import Cleared
 from bitwitness.fleet.clearing import clear as return_to_service
 from bitwitness.fleet.clusters.base import valid_node
@@ -18,7 +20,7 @@ from bitwitness.fleet.clusters.settings import cluster_of
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import State
 from bitwitness.fleet.view import sources
-from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles import Quarantine, RunFiles
 from bitwitness.runfiles.quarantine import who_asks
 
 
@@ -35,9 +37,10 @@ from bitwitness.runfiles.quarantine import who_asks
 def clear(
     node: str, why: str, folder: Path, policy_file: Path | None, quarantine: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Return NODE to service, if bitwitness took it out; its strikes are forgotten and its devices may come back.
+    """Return NODE to service, if bitwitness took it out; its devices may come back.
 
-    What somebody else took out is theirs to return. Whatever still waited for the node is closed.
+    The controller forgets its strikes, closes whatever still waited for the node, and acts on nothing that was found before. The
+    quarantines of runs have strikes of their own, which stay unless --quarantine. What somebody else took out is theirs to return.
     """
     valid_node(node)
     with State(folder, create=False) as state:
@@ -47,9 +50,14 @@ def clear(
         policy = _policy(policy_file, known.get("cluster"))
         cluster = cluster_of(policy, runs, parents)
         told = tuple(str(name) for name in known.get("notifiers", ()))
-        done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run)
-        freed = _from_quarantines(node, done, why, [*runs, *_below(parents)], dry_run) if quarantine else []
-    _show(done, freed, quarantine, dry_run, as_json)
+        timeout = float(policy.cluster.get("timeout", 30.0))
+        done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run, timeout=timeout)
+        everywhere = [*runs, *_below(parents)]
+        if quarantine:
+            freed, stays = _from_quarantines(node, done, why, everywhere, dry_run)
+        else:
+            freed, stays = [], _that_stays(node, done, everywhere)
+    _show(done, freed, stays, dry_run, as_json)
 
 
 def _policy(given: Path | None, cluster: object) -> FleetPolicy:
@@ -63,25 +71,51 @@ def _below(parents: Sequence[Path]) -> list[Path]:
     return [path for parent in parents if parent.is_dir() for path in sorted(parent.iterdir()) if path.is_dir()]
 
 
-def _from_quarantines(node: str, done: Cleared, why: str, runs: Sequence[Path], dry: bool) -> list[str]:
-    """Take the node and its devices out of the quarantines of runs; which were there."""
-    freed = []
+def _from_quarantines(
+    node: str, done: Cleared, why: str, runs: Sequence[Path], dry: bool
+) -> tuple[list[str], list[str]]:
+    """Take the node and its devices out of the quarantines of runs; which were there, and what could not be read."""
+    freed, wrong = [], []
     for path in runs:
         if not path.is_dir():
             continue
         file = RunFiles(path).quarantine
-        held = file.read()
-        own = {name for name, one in held.denied_devices.items() if one.node == node}
-        names = sorted({node, *done.devices, *own} & set(held.names()))
-        if names and not dry:
-            file.clear(names, reason=why)
+        try:
+            names = _names(file.read(), node, done)
+            if names and not dry:
+                file.clear(names, reason=why)
+        except RunFilesError as error:  # the node is in service already, and the other runs can be read
+            wrong.append(f"# {error}")
+            continue
         freed += [f"{path}: {name}" for name in names]
-    return freed
+    return freed, wrong
 
 
-def _show(done: Cleared, freed: Sequence[str], quarantine: bool, dry: bool, as_json: bool) -> None:
+def _names(held: Quarantine, node: str, done: Cleared) -> list[str]:
+    """What a quarantine holds of a node and its devices: denials and strikes."""
+    own = {name for name, one in held.denied_devices.items() if one.node == node}
+    struck = {name for name, each in held.strikes.items() if any(one.node == node for one in each)}
+    return sorted({node, *done.devices, *own, *struck} & set(held.names()))
+
+
+def _that_stays(node: str, done: Cleared, runs: Sequence[Path]) -> list[str]:
+    """The commands that would clear what the quarantines of runs still hold; a run that cannot be read is no reason to fail now."""
+    commands = []
+    for path in runs:
+        try:
+            names = _names(RunFiles(path).quarantine.read(), node, done) if path.is_dir() else []
+        except RunFilesError as error:
+            commands.append(f"# {error}")
+            continue
+        if names:
+            words = ("bitwitness", "quarantine", "clear", str(path), *names, "--reason", "...")
+            commands.append(shlex.join(words))
+    return commands
+
+
+def _show(done: Cleared, freed: Sequence[str], stays: Sequence[str], dry: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"dry_run": dry, **done.to_json(), "quarantines": list(freed)})
+        print_json({"dry_run": dry, **done.to_json(), "quarantines": list(freed), "stays": list(stays)})
         return
     screen = console()
     for call in done.calls:
@@ -97,6 +131,10 @@ def _show(done: Cleared, freed: Sequence[str], quarantine: bool, dry: bool, as_j
         console(stderr=True).print(styled(done.warning, "yellow"), soft_wrap=True)
     if done.closed:
         screen.print(styled(f"{done.closed} proposals that waited for it are closed"))
-    if not quarantine:
-        text = "Quarantines of runs are separate: --quarantine, or bitwitness quarantine clear RUN_DIR ..."
-        screen.print(styled(text), soft_wrap=True)
+    if stays:
+        text = (
+            "Quarantines of runs are separate, and still hold denials or strikes of it (--quarantine clears them too):"
+        )
+        screen.print(styled(text, "yellow"), soft_wrap=True)
+    for command in stays:
+        screen.print(styled(f"  {command}"), soft_wrap=True)

@@ -2,11 +2,15 @@
 
 It takes a device or a node out of the runs that are watched and out of nothing else, so it needs no scheduler and no right
 on any machine. What the supervisor of a run has denied because of an incident counts as ours: it is the same instance.
+
+A run that cannot be read keeps no other one from being acted upon: what is wrong with it is said, and a node is judged by the
+runs that can be read, if one of them has it. Only the run of the incident itself must be readable for an act because of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ClusterError, ConfigurationError
@@ -33,8 +37,8 @@ _CLEAR = ("bitwitness", "quarantine", "clear")
 class LocalCluster:
     """The quarantines of some runs.
 
-    A node is out where it, or one of its devices, is denied in every run that it takes part in. Taking it out denies the
-    devices that are named, or the node where none is.
+    A node is out where it, or one of its devices, is denied in every run whose last start had it. Taking it out denies the
+    devices that are named, or the node where none is, in these runs and in that of the incident.
 
     Args:
         runs: their directories.
@@ -46,38 +50,48 @@ class LocalCluster:
 
     def __init__(self, runs: Sequence[Path], parents: Sequence[Path] = ()) -> None:
         self._runs, self._parents = tuple(path.resolve() for path in runs), tuple(path.resolve() for path in parents)
+        self._wrong: dict[Path, str] = {}
 
     def look(self, node: str) -> NodeState:
-        """The node in all runs: `in` while one of them would have it."""
-        seen = [self._seen(files, node) for files in self._files()]
-        there = [one for one in seen if one is not None]
+        """The node in all runs that can be read: `in` while one of them would have it.
+
+        Raises:
+            ClusterError: none of these has it, and others cannot be read.
+        """
+        there = [denials for one in self._read() if (denials := one.denials(node)) is not None]
         if not there:
+            self._complain()
             return NodeState(node, "absent")
-        foreign = [denial for denials in there for denial in denials if not _ours(denial)]
-        if foreign:
-            return NodeState(node, "out", "denied", foreign[0].reason)
         if not all(there):
             return NodeState(node, "in", "may join")
-        first = there[0][0]
+        theirs = [[denial for denial in denials if not _ours(denial)] for denials in there]
+        if all(theirs):  # it would be out without us as well
+            return NodeState(node, "out", "denied", theirs[0][0].reason)
+        first = next(denial for denials in there for denial in denials if _ours(denial))
         return NodeState(node, "out", "denied", _said(first), TAG)
 
     def census(self) -> Census:
         """All nodes of all runs, and those that are denied in one of them."""
-        nodes, out = set[str](), set[str]()
-        for files in self._files():
-            places, held = _places(files), _held(files)
-            nodes |= {node for node, _ in places} | set(held.denied_nodes)
-            out |= set(held.denied_nodes) | {one.node for one in held.denied_devices.values() if one.node}
+        nodes, out, read = set[str](), set[str](), self._read()
+        if not read:
+            self._complain()
+        for one in read:
+            nodes |= {node for node, _ in one.places} | set(one.held.denied_nodes)
+            out |= set(one.held.denied_nodes) | {each.node for each in one.held.denied_devices.values() if each.node}
         return Census(len(nodes | out), len(out))
 
     def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
-        """One command a run whose quarantine is not yet as the act would have it."""
+        """One command a run whose quarantine is not yet as the act would have it.
+
+        Raises:
+            ClusterError: the run of the incident cannot be read.
+        """
         valid_node(act.node)
         if act.kind not in self.acts:
             raise ConfigurationError(f"the quarantine of a run cannot {act.kind} a node: only drain and clear")
         calls = []
-        for files in self._files():
-            denials = self._seen(files, act.node)
+        for one in self._read(act.incident):
+            files, denials = one.files, one.denials(act.node)
             if denials is None:
                 continue
             if act.kind == "drain" and not denials:
@@ -85,8 +99,7 @@ class LocalCluster:
                 kind = () if act.devices else ("--node",)
                 words = (*_ADD, str(files.path), *kind, "--reason", one_line(f"{act.tag}: {act.reason}"), "--", *names)
                 calls.append(Call(words))
-            elif act.kind == "clear" and denials:
-                names = tuple(_names(_held(files), act.node))
+            elif act.kind == "clear" and (names := one.ours(act.node)):
                 calls.append(Call((*_CLEAR, str(files.path), "--reason", one_line(act.reason), "--", *names)))
         return tuple(calls)
 
@@ -134,23 +147,55 @@ class LocalCluster:
         paths = dict.fromkeys((*self._runs, *(path for path in listed if (path / "run.json").is_file())))
         return [RunFiles(path) for path in paths if path.is_dir()]
 
-    def _seen(self, files: RunFiles, node: str) -> list[Denial] | None:
-        """What denies a node in a run; None where the node takes no part in it."""
-        held = _held(files)
-        denials = [_denial(held, name) for name in _names(held, node)]
-        devices = [device for home, device in _places(files) if home == node]
-        denials += [held.denied_devices[one] for one in devices if one in held.denied_devices]
-        return denials if devices or denials else None
+    def _read(self, incident: str = "") -> list[_Run]:
+        """The runs that can be read; what is wrong with the others is kept. The one of this incident must be among them."""
+        found, self._wrong = [], {}
+        for files in self._files():
+            try:
+                found.append(_Run(files, _places(files), _held(files)))
+            except ClusterError as error:
+                if incident and (files.path / "incidents" / incident).is_dir():
+                    raise
+                self._wrong[files.path] = str(error)
+        return found
+
+    def _complain(self) -> None:
+        if self._wrong:
+            raise ClusterError("; ".join(self._wrong.values())[:1000])
+
+    def troubles(self) -> Mapping[str, str]:
+        """Runs that cannot be read: nobody is kept out of them, and they keep nobody out."""
+        if self._wrong:
+            self._read()  # it may have been mended since
+        return {str(path): f"{text}. No node is judged by this run until then" for path, text in self._wrong.items()}
 
 
-def _names(held: Quarantine, node: str) -> list[str]:
-    """The names under which a node is denied: its own, and those of its devices."""
-    devices = [name for name, one in held.denied_devices.items() if one.node == node]
-    return [*([node] if node in held.denied_nodes else []), *devices]
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that can be read."""
 
+    files: RunFiles
+    places: list[tuple[str, str]]
+    held: Quarantine
 
-def _denial(held: Quarantine, name: str) -> Denial:
-    return held.denied_nodes[name] if name in held.denied_nodes else held.denied_devices[name]
+    def denials(self, node: str) -> list[Denial] | None:
+        """What denies a node here; None where the node takes no part."""
+        denied, devices = self.held.denied_devices, [device for home, device in self.places if home == node]
+        found = [self.held.denied_nodes[node]] if node in self.held.denied_nodes else []
+        found += [denied[name] for name in self.names(node) if name in denied]
+        return found if devices or found else None
+
+    def ours(self, node: str) -> tuple[str, ...]:
+        """Those that were not denied by hand."""
+        held = self.held
+        each = {name: held.denied_nodes.get(name) or held.denied_devices[name] for name in self.names(node)}
+        return tuple(name for name, denial in each.items() if _ours(denial))
+
+    def names(self, node: str) -> list[str]:
+        """The names under which a node is denied: its own, and those of its devices, wherever they were when they were."""
+        denied, here = self.held.denied_devices, {device for home, device in self.places if home == node}
+        devices = [name for name, one in denied.items() if one.node == node or name in here]
+        return [*([node] if node in self.held.denied_nodes else []), *devices]
 
 
 def _ours(denial: Denial) -> bool:
