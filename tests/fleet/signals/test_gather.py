@@ -13,6 +13,7 @@ from pathlib import Path
 from bitwitness.fleet.signals import Signal, detect, no_evidence
 from bitwitness.fleet.signals import gather as module
 from bitwitness.fleet.signals.gather import gather, of_node
+from bitwitness.fleet.signals.merging import times_of
 from bitwitness.fleet.signals.record import within
 from bitwitness.fleet.signals.times import iso
 from tests.fleet.signals.lines import NOW, REMAP, codes, read_lines, syslog
@@ -85,10 +86,96 @@ def test_addresses_become_uuids_where_the_same_host_tells_both() -> None:
     found = gather([event(), event(host="n2"), identity(UUID, None)])
     assert {(one.host, one.device) for one in found} == {("n1", UUID), ("n2", "0000:9b:00")}
     assert "identity:pci" in codes(gather([event(), identity(UUID, None)], identities=True))
-    replaced = gather([event(-60), event(60), identity(UUID, -90), identity(OTHER, 0)])
-    assert [one.device for one in replaced] == [UUID, OTHER]
     nameless = [event(host="", origin="a"), event(1, host="", origin="b"), identity(UUID, None, host="", origin="a")]
     assert [one.device for one in gather(nameless)] == [UUID, "0000:9b:00"]
+
+
+def test_a_device_that_came_later_is_not_blamed_in_silence() -> None:
+    (one,) = gather([event(60), identity(UUID, 0)])
+    assert (one.device, "may have been another" in one.reason) == (UUID, False)
+    for told, when in ((90, "later"), (None, "at a time that is not known")):
+        (one,) = gather([event(60), identity(UUID, told)])
+        assert one.device == UUID
+        assert f"it says 0000:9b:00; that this device is there was told {when}" in one.reason
+    for first, second in ((-90, 90), (None, None), (-90, None)):
+        (one,) = gather([event(60), identity(UUID, first), identity(OTHER, second)])
+        assert one.device == "0000:9b:00"
+        assert "several devices are told to be 0000:9b:00" in one.reason
+
+
+def test_numbers_and_slices_become_their_device() -> None:
+    told = replace(identity(UUID, -90), evidence="pci=0000:9b:00 serial=7 index=3 mig=MIG-1,MIG-2")
+    for name in ("gpu:3", "MIG-1", "MIG-2", "0000:9b:00"):
+        (one,) = gather([event(device=name), told])
+        assert one.device == UUID
+    (one,) = gather([event(device="gpu:3"), told, replace(identity(OTHER, -90), evidence="index=3")])
+    assert one.device == "gpu:3"
+    (one,) = gather([event(device="gpu:3", host="n2"), told])
+    assert one.device == "gpu:3"
+
+
+def test_files_of_two_nodes_that_name_no_host_stay_apart() -> None:
+    for stamp in ("", "[Sun Nov 29 10:00:00 2026] "):
+        found = []
+        for origin, uuid in (("a.dmesg", UUID), ("b.dmesg", OTHER)):
+            lines = (f"{stamp}NVRM: GPU at PCI:0000:9b:00: {uuid}", f"{stamp}{REMAP}")
+            found += [replace(one, origin=origin) for one in read_lines(*lines)]
+        assert sorted(one.device for one in gather(found)) == [UUID, OTHER]
+
+
+def test_a_host_is_one_by_all_its_names() -> None:
+    several = [event(host=host) for host in ("n17", "N17", "n17.cluster.local")]
+    assert [one.host for one in gather(several)] == ["n17"]
+    assert [one.host for one in gather(several[1:2])] == ["N17"]
+    assert len(gather([event(host="n17.a.example"), event(host="n17.b.example")])) == 2
+    assert len(gather([event(host="10.0.0.1"), event(host="10.0.0.2")])) == 2
+    assert [one.host for one in of_node(several, "n17")] == ["n17"] * 3
+
+
+def test_one_line_by_the_clocks_of_several_programs_is_one() -> None:
+    ring = f"[12345.678901] {REMAP}"
+    ways = {
+        "ring": ring,
+        "syslog": f"Nov 29 10:00:00 n17 kernel: {ring}",
+        "dmesg": f"[Sun Nov 29 10:00:01 2026] {REMAP}",
+    }
+    found = [replace(one, origin=name, host="n17") for name, line in ways.items() for one in read_lines(line)]
+    assert len(found) == 3
+    (one,) = gather(found)
+    assert (one.time, one.count) == ("2026-11-29T10:00:00.000Z", 1)
+    # In one and the same file they are two.
+    assert len(gather([event(0), event(1)])) == 2
+
+
+def test_a_contained_error_that_comes_again_is_strong() -> None:
+    errors = [replace(event(second), code="xid:94", weight="medium") for second in (0, 1, 600)]
+    assert [one.weight for one in gather(errors)] == ["medium", "medium", "strong"]
+    elsewhere = [errors[0], replace(errors[2], device="0000:9c:00"), replace(errors[2], weight="none")]
+    assert {one.weight for one in gather(elsewhere)} == {"medium", "none"}
+
+
+def test_counters_are_not_summed() -> None:
+    counter = replace(event(), source="dcgm", code="dcgm:311", time=None)
+    slices = [replace(counter, count=2, evidence=f"slice {number}") for number in (1, 2)]
+    assert times_of(gather(slices)) == 2
+    scrapes = [replace(event(second), source="dcgm", count=count) for second, count in ((0, 3), (60, 2))]
+    assert times_of(scrapes) == 2  # it was reset: the newest counts
+    assert times_of([event(), replace(event(1), count=5)]) == 6
+    logged = replace(event(), source="edac", evidence="EDAC MC0: 1 CE", count=1)
+    counted = replace(logged, time=None, evidence="mc0/ce_count is 3", count=3)
+    assert times_of([logged, logged, counted]) == 3
+
+
+def test_our_own_output_beside_the_log_counts_nothing_twice(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join([REMAP, REMAP, f"[1.5] {REMAP}", syslog(REMAP), syslog(REMAP, 7), ""]))
+    first = gather(detect.read(log, now=NOW))
+    assert len(first) == 5
+    for details in (True, False):
+        ours = tmp_path / f"{details}.json"
+        ours.write_text(json.dumps([one.to_json(details=details) for one in first], indent=2))
+        for files in ([log, ours], [ours, log]):
+            assert len(gather(detect.read_all(files, now=NOW))) == 5
 
 
 def test_our_own_output_is_a_source_again(tmp_path: Path) -> None:

@@ -140,8 +140,7 @@ def test_which_device_is_in_which_slot() -> None:
         ("mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c0000", "mce:logged", "cpu2", 1),
         ("[Hardware Error]: Corrected error, no action required.", "mce:corrected", "", 1),
         ("[Hardware Error]: Uncorrected, software restartable error.", "mce:uncorrected", "", 1),
-        ("[Hardware Error]: Deferred error, no action required.", "mce:uncorrected", "", 1),
-        ("{1}[Hardware Error]: event severity: recoverable", "mce:uncorrected", "", 1),
+        ("[Hardware Error]: Deferred error, no action required.", "mce:deferred", "", 1),
         ("Memory failure: 0x1a2b3c: recovery action for dirty LRU page: Recovered", "mce:uncorrected", "", 1),
     ],
 )
@@ -150,7 +149,134 @@ def test_errors_of_the_host(line: str, code: str, device: str, count: int) -> No
         (one,) = read_lines(stamped)
         assert (one.source, one.code, one.device, one.count) == (code.split(":", maxsplit=1)[0], code, device, count)
         assert one.kind == "memory"
-        assert one.weight == ("strong" if code.split(":")[1] in ("ue", "uncorrected") else "weak")
+        weights = {"ue": "strong", "uncorrected": "strong", "deferred": "medium"}
+        assert one.weight == weights.get(code.split(":")[1], "weak")
+
+
+def firmware(section: str, severity: str = "recoverable", number: int = 1) -> list[str]:
+    """A record of ACPI APEI in the kernel's log."""
+    lines = (
+        "Hardware error from APEI Generic Hardware Error Source: 4",
+        f"event severity: {severity}",
+        f" Error 0, type: {severity}",
+        *([f"  section_type: {section}"] if section else []),
+        *(["  port_type: 4, root port", "  device_id: 0000:3b:00.0"] if "PCIe" in section else []),
+    )
+    return [syslog(f"{{{number}}}[Hardware Error]: {line}") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("section", "severity", "code", "kind", "weight", "device"),
+    [
+        ("PCIe error", "recoverable", "mce:pcie", "link", "weak", "0000:3b:00"),
+        ("PCIe error", "corrected", "mce:pcie", "link", "none", "0000:3b:00"),
+        ("memory error", "recoverable", "mce:uncorrected", "memory", "strong", ""),
+        ("general processor error", "corrected", "mce:corrected", "memory", "weak", ""),
+        ("", "fatal", "mce:uncorrected", "memory", "weak", ""),  # it may have been of PCI Express
+    ],
+)
+def test_what_the_firmware_tells_of(
+    section: str, severity: str, code: str, kind: str, weight: str, device: str
+) -> None:
+    (one,) = read_lines(*firmware(section, severity))
+    assert (one.code, one.kind, one.weight, one.device) == (code, kind, weight, device)
+    assert one.time == "2026-11-29T11:00:00.000Z"
+
+
+def test_several_records_of_the_firmware() -> None:
+    several = [*firmware("PCIe error")[:-1], *firmware("memory error", number=2), *firmware("", number=2)]
+    assert sorted(codes(read_lines(*several))) == ["mce:pcie", "mce:uncorrected", "mce:uncorrected"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "\x1b[32m[Sun Nov 29 09:30:15 2026] \x1b[0m\x1b[33mNVRM: \x1b[0mXid (PCI:0000:01:00): 48, words",
+        "#033[32m[Sun Nov 29 09:30:15 2026] #033[0m#033[33mNVRM: #033[0mXid (PCI:0000:01:00): 48, words",
+        json.dumps({"log": "\x1b[33mNVRM: \x1b[0mXid (PCI:0000:01:00): 48, words", "time": "2026-11-29T09:30:15Z"}),
+    ],
+)
+def test_colours_hide_nothing(line: str) -> None:
+    (one,) = read_lines(line)
+    assert (one.code, one.device, one.time) == ("xid:48", "0000:01:00", "2026-11-29T09:30:15.000Z")
+    (one,) = read_lines("\x1b[33mEDAC MC0: \x1b[0m1 UE memory read error on DIMM_A1 (channel:0 slot:0)")
+    assert one.code == "edac:ue"
+
+
+@pytest.mark.parametrize("program", ["sshd[1]", "sudo[7]", "python3", "evil/kernel-like[3]", "audit[5]"])
+def test_what_any_program_quotes_weighs_nothing(program: str) -> None:
+    for text in (xid(48), f"bob : COMMAND=/usr/bin/logger {xid(48)}", syslog(xid(48))):
+        (one,) = read_lines(syslog(text, program=program))
+        assert (one.code, one.weight) == ("xid:48", "none")
+        assert f"written by {program.partition('[')[0]}, which may quote anything" in one.reason
+    assert not read_lines(syslog(f"NVRM: GPU at PCI:0000:9b:00: {UUID}", program=program))
+
+
+@pytest.mark.parametrize("program", ["kernel", "kubelet[1]", "node-problem-detector[2]", "nv-fabricmanager[3]"])
+def test_what_hands_on_the_words_of_the_kernel_weighs_as_they_do(program: str) -> None:
+    (one,) = read_lines(syslog(xid(48), program=program))
+    assert one.weight == "strong"
+
+
+def test_who_wrote_an_entry_of_the_journal() -> None:
+    entry = {"MESSAGE": xid(48), "_HOSTNAME": "n1", "SYSLOG_IDENTIFIER": "sshd"}
+    (one,) = read_lines(json.dumps(entry))
+    assert (one.weight, "written by sshd" in one.reason) == ("none", True)
+    (one,) = read_lines(json.dumps({**entry, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}))
+    assert one.weight == "strong"
+    (one,) = read_lines(syslog(f"audit: type=1123 msg='{xid(48)}'"))
+    assert one.weight == "none"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"msg": "kernel message", "line": xid(48), "time": "2026-11-29T10:00:00Z"},
+        {"message": "x", "event": {"original": xid(48)}, "@timestamp": "2026-11-29T10:00:00Z"},
+        {"message": "kmsg", "record": {"message": xid(48)}, "ts": 1795946400},
+        {"short_message": xid(48)[:48], "full_message": xid(48), "timestamp": 1795946400.0},
+        {"textPayload": xid(48), "timestamp": "2026-11-29T10:00:00Z"},
+        {"_raw": xid(48), "_time": "1795946400.000"},
+        {"body": {"stringValue": xid(48)}, "timeUnixNano": "1795946400000000000"},
+        {"events": [{"timestamp": 1795946400000, "message": xid(48)}]},
+        {"streams": [{"values": [["1795946400000000000", xid(48)]]}]},
+        [1795946400.0, {"log": xid(48)}],
+    ],
+)
+def test_the_field_of_a_record_does_not_matter(record: object) -> None:
+    (one,) = read_lines(json.dumps(record))
+    assert (one.code, one.time) == ("xid:48", "2026-11-29T10:00:00.000Z")
+    (one,) = read_lines(json.dumps(record).replace("NVRM", "\\u004eVRM"))
+    assert one.code == "xid:48"
+
+
+def test_old_lines_that_are_forwarded_keep_their_time() -> None:
+    old = f"[Sun Nov 22 09:30:15 2026] {xid(48)}"
+    for line in (
+        json.dumps({"log": old, "time": "2026-11-29T09:40:15.123Z"}),
+        f"2026-11-29T09:40:15.123Z stdout F {old}",
+        f"2026-11-29T11:20:00.5Z Nov 22 09:30:15 n17 kernel: {xid(48)}",
+    ):
+        (one,) = read_lines(line)
+        assert one.time == "2026-11-22T09:30:15.000Z"
+
+
+def test_what_the_device_plugin_of_kubernetes_heard() -> None:
+    line = f"E1129 10:00:00.1 1 health.go:9] XidCriticalError: Xid=48 on Device={UUID}; marking device as unhealthy."
+    (one,) = read_lines(line)
+    assert (one.source, one.code, one.device, one.weight) == ("nvml", "xid:48", UUID, "strong")
+    assert one.time == "2026-11-29T10:00:00.100Z"
+    for length in range(line.index("Xid=") + 4, line.index(";")):
+        assert codes(read_lines(line[:length])) == ["kernel:cut-off"]
+
+
+def test_a_line_that_says_that_the_last_came_again() -> None:
+    again = "Nov 29 11:00:05 n1 last message repeated 7 times"
+    first, second = read_lines(syslog(REMAP), again)
+    assert (first.count, second.code, second.count, second.device) == (1, "xid:63", 7, "0000:9b:00")
+    assert second.time == "2026-11-29T11:00:05.000Z"
+    for between in (syslog("something else"), again.replace("n1", "n2")):
+        assert len(read_lines(syslog(REMAP), between, *([again] if "else" in between else []))) == 1
 
 
 def test_ordinary_lines_are_none() -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fleet.signals import detect
+from bitwitness.fleet.signals import detect, kernel
 from bitwitness.fleet.signals.times import Clock, iso, parse_time, parse_zone, split
 from tests.fleet.signals.lines import NOW, REMAP, syslog
 
@@ -105,12 +105,60 @@ def test_lengths_of_time_are_no_time() -> None:
         assert (found.text, found.time, found.known) == ("words", None, True)
 
 
-def test_of_several_stamps_the_innermost_that_is_complete_counts() -> None:
-    forwarded = "2026-11-29T11:00:00.5Z stdout F 2026-11-29T10:00:00+00:00 n1 kernel: words"
-    assert split(forwarded, CLOCK).time == datetime(2026, 11, 29, 10, tzinfo=UTC)
-    without_year = "2026-11-29T11:00:00.0Z stdout F Nov 28 10:00:00 n1 kernel: words"
-    found = split(without_year, CLOCK)
-    assert (found.time, found.host, found.text) == (datetime(2026, 11, 29, 11, tzinfo=UTC), "n1", "words")
+@pytest.mark.parametrize(
+    ("line", "zone", "time"),
+    [
+        ("2026-11-29T11:00:00.5Z stdout F 2026-11-29T10:00:00+00:00 n1 kernel: words", UTC, "2026-11-29T10:00:00"),
+        ("2026-11-29T11:00:00.0Z stdout F Nov 28 10:00:00 n1 kernel: words", UTC, "2026-11-28T10:00:00"),
+        ("2026-11-29T09:30:15.1Z stdout F [Sun Nov 22 09:30:15 2026] words", UTC, "2026-11-22T09:30:15"),
+        ("2026-11-29T11:20:00.0Z Nov 22 09:30:15 n17 kernel: words", UTC, "2026-11-22T09:30:15"),
+        (
+            "2026-11-29T09:30:17.1Z stdout F [Sun Nov 29 10:30:15 2026] words",
+            UTC,
+            "2026-11-29T09:30:17",
+        ),  # its own zone
+        ("2026-11-29T09:30:17.1Z stdout F [Sun Nov 29 10:30:15 2026] words", BERLIN, "2026-11-29T09:30:15"),
+    ],
+)
+def test_of_several_stamps_the_innermost_counts(line: str, zone: tzinfo, time: str) -> None:
+    found = split(line, Clock(NOW, zone))
+    assert found.time is not None
+    assert iso(found.time)[:19] == time
+    assert found.text == "words"
+
+
+@pytest.mark.parametrize(
+    ("stamp", "zone", "time"),
+    [
+        ("Sun 2026-11-29 09:30:15 EST", UTC, "2026-11-29T14:30:15"),
+        ("Sun 2026-11-29 09:30:15 PDT", BERLIN, "2026-11-29T16:30:15"),
+        ("2026-11-29 09:30:15 PST", BERLIN, "2026-11-29T17:30:15"),
+        ("Nov 29 09:30:15 CET", UTC, "2026-11-29T08:30:15"),
+        ("Sun 2026-11-29 09:30:15 -03", UTC, "2026-11-29T12:30:15"),
+        ("Sun 2026-11-29 09:30:15 IST", ZoneInfo("Asia/Kolkata"), "2026-11-29T04:00:15"),
+        ("Sun 2026-11-29 09:30:15 IST", UTC, None),
+        ("Sun 2026-11-29 09:30:15 XYZ", UTC, None),
+        ("2026-11-29T09:30:15+99:99", UTC, None),
+        ("0000-11-29T09:30:15Z", UTC, None),
+    ],
+)
+def test_words_for_zones_are_kept_to_or_leave_no_time(stamp: str, zone: tzinfo, time: str | None) -> None:
+    found = split(f"{stamp} n17 kernel: words", Clock(NOW, zone))
+    assert (None if found.time is None else iso(found.time)[:19]) == time
+    assert (found.host, found.text, found.known) == ("n17", "words", True)
+    assert bool(found.doubt) == (time is None)
+    (one,) = kernel.read([f"{stamp} n17 kernel: {REMAP}".encode()], Clock(NOW, zone))
+    assert (one.time is None) == (time is None)
+    assert ("its time is not known" in one.reason) == (time is None)
+
+
+def test_who_wrote_a_line() -> None:
+    assert split('Nov 29 10:00:00 n1 kubelet[7]: E1129 10:00:00.1 1 a.go:1] "x', CLOCK).programs == ("kubelet",)
+    assert split("<3>1 2026-11-29T10:00:00Z n1 app 7 - - Nov 29 10:00:00 n1 kernel: x", CLOCK).programs == (
+        "app",
+        "kernel",
+    )
+    assert split("Nov 29 10:00:00 n1 NVRM: x", CLOCK).text == "NVRM: x"
 
 
 def test_the_year_is_the_one_in_which_the_file_was_written(tmp_path: Path) -> None:

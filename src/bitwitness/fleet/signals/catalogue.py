@@ -148,6 +148,16 @@ _HOST: dict[str, Entry] = {
     "mce:corrected": Entry(
         "memory", "weak", "a corrected machine check of the host: no data was lost, but a part may be getting worse"
     ),
+    "mce:deferred": Entry(
+        "memory",
+        "medium",
+        "an uncorrected error of the host that nothing has used so far: data is wrong, and is marked as such",
+    ),
+    "mce:pcie": Entry(
+        "link",
+        "weak",
+        "an error of PCI Express that the firmware told of: it detects what it damages; supports a communication cause",
+    ),
     "mce:logged": Entry(
         "memory",
         "weak",

@@ -271,7 +271,7 @@ def _ours(data: bytes, origin: str) -> Iterator[Signal]:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             damaged, first = damaged + 1, first or words(repr(error), 120)
             continue
-        yield made if made.origin else replace(made, origin=origin)
+        yield replace(made, origin=made.origin or origin, via=origin)
     if damaged or not whole:
         why = "the list is damaged or cut off" if not whole else f"{damaged} record(s) of the list are none ({first})"
         yield no_evidence("kernel", "signals:damaged", why, origin=origin)

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from bitwitness.fleet.signals import catalogue
+from bitwitness.fleet.signals import catalogue, wrapped
 from bitwitness.fleet.signals.reading import words
 from bitwitness.fleet.signals.record import Signal, no_evidence
-from bitwitness.fleet.signals.times import Clock, Stamped, iso, split
+from bitwitness.fleet.signals.times import Clock, Stamped, inner_of, iso, split
 
 EVIDENCE = 400
+_DECODER = json.JSONDecoder()
 _CHECKED = 200
 """Lines of a file that are looked at to tell whether it is a log."""
 _AHEAD = timedelta(minutes=5)
 
-_MARKS = re.compile(
-    rb"NVRM|SXid|EDAC M|Hardware Error|fallen off the bus|Memory failure:|Uncorrected hardware memory|\"MESSAGE\"\s*:\s*\["
-)
+_PLAIN = re.compile(rf"{wrapped.MARKS}|\"MESSAGE\"\s*:\s*\[")
+_MARKS = re.compile(rf"{_PLAIN.pattern}|\\u00[2-7][0-9a-fA-F]".encode())
+_COLOUR = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]{0,20}[A-Za-z]")
+"""What colours a terminal; also as rsyslog and `cat -v` write it."""
 _WHERE = r"\(([^()]{1,80})\)[^:()]{0,80}:\s(\d{1,6}),"
 _XID = re.compile(rf"NVRM:\s+Xid\s*{_WHERE}")
 _SXID = re.compile(rf"(?:nvidia-nvswitch\d+:\s+)?SXid\s*{_WHERE}")
@@ -45,7 +48,10 @@ _LABEL_OLD = re.compile(r"\"([^\"]{1,200})\"")
 _CHECK = re.compile(r"\[Hardware Error\]: CPU (\d{1,6}): Machine Check( Exception)?:")
 _STATUS = re.compile(r"\s*[0-9a-f]{1,16} Bank (\d{1,4}): ([0-9a-fA-F]{16})(?![0-9a-fA-F])")
 _EVENTS = re.compile(r"\[Hardware Error\]: Machine check events logged")
-_SEVERITY = re.compile(r"\[Hardware Error\]:\s+(?:event severity: )?([A-Za-z]+)(?: error\b|, |\s*$)")
+_SEVERITY = re.compile(r"\[Hardware Error\]:\s+([A-Za-z]+)(?: error\b|, |\s*$)")
+_FIRMWARE = re.compile(
+    r"(\{\d{1,12}\})?\[Hardware Error\]:\s+(event severity|section_type|device_id): ([A-Za-z0-9][^,]{0,80})"
+)
 _FAILURE = re.compile(r"Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory error\b")
 _REPEATED = re.compile(r"message repeated (\d{1,9}) times: \[\s*$")
 _SEVERITIES = {
@@ -53,13 +59,56 @@ _SEVERITIES = {
     "uncorrected": "uncorrected",
     "recoverable": "uncorrected",
     "fatal": "uncorrected",
+    "deferred": "deferred",
 }
-_OBJECT = re.compile(r"\{\s*\"")
-_TEXTS = ("MESSAGE", "message", "msg", "log", "line")
-_TIMES = ("time", "@timestamp", "timestamp", "ts")
-_HAS_TEXT = re.compile(rf"\"(?:{'|'.join(_TEXTS)})\"\s*:")
-_HAS_TIME = re.compile(rf"\"(?:__REALTIME_TIMESTAMP|{'|'.join(_TIMES)})\"\s*:")
-_HOSTS = ("_HOSTNAME", "hostname", "host", "node", "nodename")
+_PLUGIN = re.compile(
+    r"XidCriticalError: Xid=(\d{1,6}) on Device=(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|MIG-[0-9a-f-]{36})(?=[;/,\s])"
+)
+_AGAIN = re.compile(r"(?:(\S{1,253}) )?last message repeated (\d{1,9}) times?\b")
+_OBJECT = re.compile(r"(?:\[\s*)?(?:[\d.]{9,22},\s*)?\{\s*\"")
+_NAMED = re.compile(r"(audit|[\w./-]{1,64}(?=\[\d+\])|logger)(?:\[\d+\])?: ")
+"""A program that writes into the kernel's own log."""
+_FORWARDERS = re.compile(
+    r"(?:.*/)?(?:kernel|kubelet|node-problem-detector|npd|rsyslogd?|syslog-ng|systemd-journald|journal(?:ctl|d)?|dmesg|klogd"
+    r"|nvidia[\w.-]*|nv-[\w.-]+|nvsm|dcgm[\w.-]*|fabricmanager|mcelog|rasdaemon|edac[\w-]*|fluent[\w-]*|vector|promtail)",
+    re.IGNORECASE,
+)
+"""Programs that hand on what the kernel or a driver said. Any other may quote anything."""
+_PENDING = 1_000
+"""Records of firmware, of different hosts, that are put together at a time."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a log tells of itself beside its signals: whether it is about a node and a time at all.
+
+    Attributes:
+        hosts: those that its lines name, as far as they were looked at: the first ones, and those with signals.
+        first: the earliest time that was seen; None where no line has one.
+        last: the latest.
+    """
+
+    hosts: set[str] = field(default_factory=set)
+    first: datetime | None = None
+    last: datetime | None = None
+
+    def add(self, host: str, time: datetime | None) -> None:
+        """Take in a line."""
+        if host and len(self.hosts) < _PENDING:
+            self.hosts.add(host)
+        if time is not None:
+            self.first = time if self.first is None else min(self.first, time)
+            self.last = time if self.last is None else max(self.last, time)
+
+
+@dataclass(slots=True)
+class _Firmware:
+    """A record of the firmware's, which takes many lines: how bad it is is said first, and what it is about later."""
+
+    stamped: Stamped
+    severity: str
+    told: bool = False
+    link: bool = False
 
 
 def read(
@@ -70,6 +119,7 @@ def read(
     host: str = "",
     latest: datetime | None = None,
     export: bool = False,
+    seen: Seen | None = None,
 ) -> Iterator[Signal]:
     """The signals in the lines of a log. Never raises on what it reads.
 
@@ -80,8 +130,9 @@ def read(
         host: the node, where lines do not name theirs.
         latest: a time after it is in the future, which the reason says; default: the clock's now.
         export: the lines are of `journalctl -o export`.
+        seen: takes in which hosts and times the log has; complete after the last line.
     """
-    reader = _Reader(clock, origin, host, latest or clock.now)
+    reader = _Reader(clock, origin, host, latest or clock.now, seen or Seen())
     yield from reader.read(_export(lines) if export else lines)
 
 
@@ -96,9 +147,9 @@ def is_export(head: bytes) -> bool:
 
 
 def _known(line: bytes, clock: Clock) -> bool:
-    text = line[:4096].decode("utf-8", "replace")
+    text = _COLOUR.sub("", line[:4096].decode("utf-8", "replace"))
     if text.lstrip().startswith("{"):
-        return _HAS_TEXT.search(text) is not None and _HAS_TIME.search(text) is not None
+        return wrapped.HAS_TEXT.search(text) is not None and wrapped.HAS_TIME.search(text) is not None
     return split(text, clock).known or text.startswith("Linux version ")  # `dmesg -t` leaves the stamps out
 
 
@@ -110,6 +161,7 @@ class _Reader:
     origin: str
     host: str
     latest: datetime
+    seen: Seen
     checked: int = 0
     known: bool = False
     anything: bool = False
@@ -117,20 +169,47 @@ class _Reader:
     first_cut: str = ""
     fallen: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Of each host, the device that a message of several lines began with, and for how many lines that holds."""
+    firmware: dict[tuple[str, str], _Firmware] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Signal]:
+        last: deque[bytes] = deque(maxlen=20)
+        before: list[Signal] = []
         for line in lines:
+            last.append(line)
             if _MARKS.search(line) is None:
-                if not self.known and self.checked < _CHECKED and line.strip():
+                before.clear()
+                if self.checked < _CHECKED and line.strip():
                     self.checked += 1
-                    self.known = _known(line, self.clock)
+                    self.known = self.known or _known(line, self.clock)
+                    self._look(line)
                 continue
+            said: list[Signal] = []
             for stamped in self._entries(line.decode("utf-8", "replace")):
                 self.known = self.known or stamped.known
-                for signal in self._of_text(stamped):
-                    self.anything = True
-                    yield signal
+                self.seen.add(stamped.host, stamped.time)
+                said += self._again(stamped, before)
+                said += self._of_text(stamped)
+            self.anything = self.anything or bool(said)
+            before = said[:100]
+            yield from said
+        for record in self.firmware.values():
+            yield from self._of_firmware(record, "")
+        for line in last:
+            self._look(line)
         yield from self._damage()
+
+    def _look(self, line: bytes) -> None:
+        """Where and when an ordinary line was written."""
+        for stamped in self._entries(line[:4096].decode("utf-8", "replace"), quiet=True):
+            self.seen.add(stamped.host, stamped.time)
+
+    def _again(self, stamped: Stamped, before: list[Signal]) -> Iterator[Signal]:
+        """What the line before said, where this one only says that it was said again."""
+        found = _AGAIN.match(stamped.text)
+        for one in before if found else ():
+            if found and (found[1] or stamped.host or one.host) == one.host:
+                said = replace(one, count=max(1, int(found[2])), evidence=f"{one.evidence} (repeated)"[:EVIDENCE])
+                yield said if stamped.time is None else replace(said, time=iso(stamped.time))
 
     def _damage(self) -> Iterator[Signal]:
         if self.cut:
@@ -147,42 +226,37 @@ class _Reader:
 
     # What a line is wrapped in
 
-    def _entries(self, line: str, depth: int = 0) -> Iterator[Stamped]:
-        stamped = split(line, self.clock)
+    def _entries(self, line: str, depth: int = 0, *, quiet: bool = False) -> Iterator[Stamped]:
+        line = _COLOUR.sub("", line)
+        stamped = split(line, self.clock if depth == 0 else replace(self.clock, boot=None))
         if depth == 3 or _OBJECT.match(stamped.text) is None:
             yield stamped
             return
         try:
-            record = json.loads(stamped.text)
+            record, end = _DECODER.raw_decode(stamped.text)
         except (ValueError, RecursionError):
-            self._cut(line)
+            if not quiet and _PLAIN.search(line):
+                self._cut(line)
             yield stamped
             return
-        text = _message(next((record[key] for key in _TEXTS if record.get(key) is not None), None))
-        if text is None:
+        rest = stamped.text[end:].strip("] ,\t")
+        found = wrapped.pieces(record, self.clock)
+        if not found:
             yield stamped
-            return
-        time = _journal_time(record) or self._record_time(record) or stamped.time
-        host = next((words(record[key], 253) for key in _HOSTS if isinstance(record.get(key), str)), stamped.host)
-        for part in text.splitlines()[:1000]:
-            for inner in self._entries(part, depth + 1):
-                known = inner.time if inner.time is not None and (time is None or inner.host) else time
-                relative = "" if known else inner.relative
-                yield replace(inner, time=known, host=inner.host or host, relative=relative, known=True)
-
-    def _record_time(self, record: Mapping[str, Any]) -> datetime | None:
-        for key in _TIMES:
-            value = record.get(key)
-            if isinstance(value, str):
-                found = split(value[:60] + " ", self.clock).time
-                if found is not None:
-                    return found
-        return None
+        for piece in found:
+            outer = _around(stamped, piece)
+            for part in piece.text.splitlines()[:1000]:
+                for inner in self._entries(part, depth + 1, quiet=quiet):
+                    yield _inside(outer, inner)
+        if rest:
+            yield from self._entries(rest, depth + 1, quiet=quiet)
 
     # What a line says
 
     def _of_text(self, stamped: Stamped) -> Iterator[Signal]:
         text = stamped.text
+        if "XidCriticalError" in text:
+            yield from self._of_plugin(stamped)
         xids = list(_XID.finditer(text))
         switches = list(_SXID.finditer(text))
         yield from self._numbered(stamped, xids, "xid")
@@ -198,10 +272,21 @@ class _Reader:
         if "Hardware Error" in text or "emory" in text:
             yield from self._machine_check(stamped)
 
+    def _of_plugin(self, stamped: Stamped) -> Iterator[Signal]:
+        """What the device plugin of Kubernetes heard from the driver."""
+        found = _PLUGIN.search(stamped.text)
+        if found is None:
+            self._cut(stamped.text)
+            return
+        entry = catalogue.xid(int(found[1]))
+        why = f"{entry.reason} (told by the device plugin of Kubernetes)"
+        made = Signal("nvml", f"xid:{int(found[1])}", found[2], None, entry.kind, entry.weight, why)
+        yield self._dated(made, stamped, stamped.text[found.start() :])
+
     def _identity(self, stamped: Stamped) -> Iterator[Signal]:
         named = _UUID.search(stamped.text)
         address = catalogue.pci_address(named[1]) if named else ""
-        if named and address:
+        if named and address and not _quoted_by(stamped):
             reason = "the driver told which device is in which slot"
             made = Signal("kernel", "identity:pci", named[2], None, "noise", "none", reason, evidence=f"pci={address}")
             yield self._dated(made, stamped)
@@ -231,7 +316,7 @@ class _Reader:
             self.fallen[stamped.host] = (address, left - 1)
         named = _GPU_AT.search(text)
         own = catalogue.pci_address(named[1]) if named else ""
-        if "NVRM: The NVIDIA GPU" in text and own and len(self.fallen) < 10_000:
+        if "NVRM: The NVIDIA GPU" in text and own and len(self.fallen) < 10_000 and not _quoted_by(stamped):
             self.fallen[stamped.host] = (own, 4)
         if has_xid or _FALLEN.search(text) is None or not ("NVRM" in text or own):
             return
@@ -252,6 +337,10 @@ class _Reader:
 
     def _machine_check(self, stamped: Stamped) -> Iterator[Signal]:
         text = stamped.text
+        told = _FIRMWARE.search(text)
+        if told is not None:
+            yield from self._firmware(stamped, told[1] or "", told[2], told[3].strip())
+            return
         check = _CHECK.search(text)
         code, device, more = "", "", ""
         if check is not None:
@@ -270,23 +359,68 @@ class _Reader:
         else:
             severity = _SEVERITY.search(text)
             code = _SEVERITIES.get(severity[1].lower(), "") if severity else ""
-            code = code or ("uncorrected" if severity and severity[1] == "Deferred" else "")
         if code:
-            entry = catalogue.entry(f"mce:{code}")
-            made = Signal("mce", f"mce:{code}", device, None, entry.kind, entry.weight, entry.reason + more)
-            yield self._dated(made, stamped)
+            yield self._of_host(stamped, code, device, more)
+
+    def _of_host(self, stamped: Stamped, code: str, device: str, more: str) -> Signal:
+        entry = catalogue.entry(f"mce:{code}")
+        made = Signal("mce", f"mce:{code}", device, None, entry.kind, entry.weight, entry.reason + more)
+        return self._dated(made, stamped)
+
+    def _firmware(self, stamped: Stamped, number: str, what: str, value: str) -> Iterator[Signal]:
+        """One line of a record of the firmware's (ACPI APEI)."""
+        key = (stamped.host, number)
+        record = self.firmware.get(key)
+        if what == "event severity":
+            if record is not None or len(self.firmware) >= _PENDING:
+                old = self.firmware.pop(key if record is not None else next(iter(self.firmware)))
+                yield from self._of_firmware(old, "")
+            severity = _SEVERITIES.get(value.split(maxsplit=1)[0].lower(), "")
+            if severity:
+                self.firmware[key] = _Firmware(stamped, severity)
+        elif record is not None and what == "section_type":
+            if record.link:
+                yield from self._of_firmware(record, "")
+            record.link = "pci" in value.lower()
+            if not record.link:
+                yield from self._of_firmware(record, value)
+        elif record is not None and record.link:
+            yield from self._of_firmware(record, catalogue.pci_address(value))
+
+    def _of_firmware(self, record: _Firmware, said: str) -> Iterator[Signal]:
+        """The signal of a record, once it is told what it is about: a part of the machine, or the address on PCI Express."""
+        if record.link:
+            record.link, record.told = False, True
+            one = self._of_host(record.stamped, "pcie", said, f" (severity: {record.severity})")
+            yield one if record.severity != "corrected" else replace(one, weight="none")
+        elif said:
+            record.told = True
+            yield self._of_host(record.stamped, record.severity, "", f" (the firmware names: {words(said, 60)})")
+        elif not record.told:
+            record.told = True
+            one = self._of_host(record.stamped, record.severity, "", " (the log does not say of which part)")
+            yield replace(one, weight="weak") if one.weight in ("strong", "medium") else one
 
     def _dated(self, signal: Signal, stamped: Stamped, said: str = "") -> Signal:
-        """The signal with when, where and what: undated ones keep their place in the ring buffer, to be told apart."""
+        """The signal with when, where and what, and with its place in the ring buffer, by which copies of it are known."""
         evidence = signal.evidence or words(_trimmed(said or stamped.text), EVIDENCE)
-        if stamped.relative:
-            evidence = f"[{stamped.relative}] {evidence}"
+        if stamped.place and signal.code != "identity:pci":
+            evidence = f"[{stamped.place}] {evidence}"
         reason, time = signal.reason, None
         if stamped.time is not None:
             time = iso(stamped.time)
             if stamped.time - self.latest > _AHEAD:
                 reason += " (its time is in the future: a wrong clock, or another zone than the one given)"
+        elif stamped.doubt:
+            reason += f" (its time is not known: {stamped.doubt})"
         host = words(stamped.host, 253) or self.host
+        writer = _quoted_by(stamped)
+        if writer:
+            reason = (
+                f"written by {words(writer, 80)}, which may quote anything, so that it weighs nothing."
+                f" Else: {signal.weight}, {reason}"
+            )
+            signal = replace(signal, weight="none")
         return replace(signal, time=time, host=host, reason=reason, evidence=evidence, origin=self.origin)
 
     def _cut(self, text: str) -> None:
@@ -299,24 +433,39 @@ def _trimmed(text: str) -> str:
     return text.strip().rstrip("\"'\\]}, \t")
 
 
-def _message(value: object) -> str | None:
-    """The text of a record: journald writes what is no UTF-8 as a list of bytes."""
-    if isinstance(value, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 256 for one in value
-    ):
-        return bytes(value).decode("utf-8", "replace")
-    return value if isinstance(value, str) else None
+def _quoted_by(stamped: Stamped) -> str:
+    """The program that wrote or forwarded a line and is none of those that hand on what the kernel says; or ""."""
+    own = _NAMED.match(stamped.text)
+    names = (*stamped.programs, own[1]) if own else stamped.programs
+    return next((name for name in names if _FORWARDERS.fullmatch(name) is None), "")
 
 
-def _journal_time(record: Mapping[str, Any]) -> datetime | None:
-    for key in ("_SOURCE_REALTIME_TIMESTAMP", "__REALTIME_TIMESTAMP"):
-        value = record.get(key)
-        if isinstance(value, str | int) and str(value).isascii() and str(value).isdigit():
-            try:
-                return datetime.fromtimestamp(int(value) / 1e6, UTC)
-            except (ValueError, OverflowError, OSError):
-                continue
-    return None
+def _around(stamped: Stamped, piece: wrapped.Piece) -> Stamped:
+    """What a line and a record in it say of the texts of the record."""
+    time, sure = stamped.time, stamped.sure
+    if piece.time is not None:
+        time, sure = inner_of(time, sure, piece.time, piece.sure)
+    programs = (*stamped.programs, piece.program) if piece.program else stamped.programs
+    return replace(stamped, time=time, sure=sure, host=piece.host or stamped.host, programs=programs)
+
+
+def _inside(outer: Stamped, inner: Stamped) -> Stamped:
+    """A line by what it says itself, and for the rest by what is around it."""
+    time, sure, doubt = outer.time, outer.sure, outer.doubt
+    if inner.doubt:
+        time, sure, doubt = None, False, inner.doubt
+    elif inner.time is not None:
+        (time, sure), doubt = inner_of(time, sure, inner.time, inner.sure), ""
+    return replace(
+        inner,
+        time=time,
+        sure=sure,
+        doubt=doubt,
+        host=inner.host or outer.host,
+        relative="" if time else inner.relative,
+        known=True,
+        programs=(*outer.programs, *inner.programs),
+    )
 
 
 def _of_machine(code: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
@@ -43,6 +43,7 @@ class Signal:
         count: how often it was seen; the time is that of the last.
         evidence: what was read, cut to a readable length.
         origin: the file, address or command that it was read from.
+        via: the list of ours that quotes it, where it was read from one; not a part of the record.
 
     Raises:
         ValueError: class or weight is none of the above, or the time is not ISO 8601 with a zone.
@@ -59,6 +60,7 @@ class Signal:
     count: int = 1
     evidence: str = ""
     origin: str = ""
+    via: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for value, allowed in ((self.kind, SignalClass), (self.weight, Weight)):
@@ -76,7 +78,8 @@ class Signal:
         """The record as JSON values: source, code, device, time, class, weight and reason; with `details` all fields."""
         values = asdict(self)
         values["class"] = values.pop("kind")
-        return {name: values[name] for name in (*_SHORT, *(sorted(set(values) - set(_SHORT)) if details else ()))}
+        more = sorted(set(values) - {*_SHORT, "via"}) if details else ()
+        return {name: values[name] for name in (*_SHORT, *more)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Signal:

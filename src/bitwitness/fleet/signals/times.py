@@ -7,7 +7,7 @@ is filled in by rules that are stated (`settle`), never by guessing in silence: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
@@ -23,6 +23,40 @@ _MONTHS = {
 _AHEAD = timedelta(days=1)
 """How far after *now* a time without a year may lie: clocks and zones differ by less."""
 _DEEPEST = 5
+_FORWARDING = timedelta(seconds=5)
+"""What forwarding a line takes; two stamps that differ by that and a zone tell the same moment."""
+_WIDEST_ZONE = timedelta(hours=14)
+_HALF_HOUR = timedelta(minutes=30)
+_ZONES = {
+    **dict.fromkeys(("Z", "UTC", "GMT", "WET"), 0),
+    "EST": -5,
+    "EDT": -4,
+    "CDT": -5,
+    "MST": -7,
+    "MDT": -6,
+    "PST": -8,
+    "PDT": -7,
+    "AKST": -9,
+    "AKDT": -8,
+    "HST": -10,
+    "CET": 1,
+    "CEST": 2,
+    "MEZ": 1,
+    "MESZ": 2,
+    "WEST": 1,
+    "EET": 2,
+    "EEST": 3,
+    "MSK": 3,
+    "JST": 9,
+    "KST": 9,
+    "AEST": 10,
+    "AEDT": 11,
+    "NZST": 12,
+    "NZDT": 13,
+}
+"""Hours ahead of UTC, of words for zones that mean one zone in the whole world."""
+_UNCLEAR = ("IST", "CST", "BST", "AST", "ADT", "SST", "PKT", "SGT", "HKT", "WIB")
+"""Words for zones that mean several, or that not everybody knows: they count where the zone that was given has that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +84,10 @@ class Stamped:
         host: who logged it, or "".
         relative: seconds since boot as the line has them, where that is all it says; else "".
         known: whether the line begins as lines of logs do.
+        sure: whether the time is said with year and zone.
+        doubt: why it has no time although it says one; "" where it has, or says none.
+        place: seconds since boot as the line has them, also where it says more than that.
+        programs: who wrote it and who forwarded it, the outermost first.
     """
 
     text: str
@@ -57,6 +95,10 @@ class Stamped:
     host: str = ""
     relative: str = ""
     known: bool = False
+    sure: bool = False
+    doubt: str = ""
+    place: str = ""
+    programs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +110,8 @@ class _Prefix:
     host: str = ""
     sure: bool = False
     relative: str = ""
+    doubt: str = ""
+    program: str = ""
 
 
 def iso(moment: datetime) -> str:
@@ -110,8 +154,8 @@ def parse_time(text: str, zone: tzinfo = UTC) -> datetime:
 def split(line: str, clock: Clock) -> Stamped:
     """Take all stamps off the beginning of a line.
 
-    Logs are forwarded into logs, so a line may have several. The innermost that says its year and zone counts; if none
-    does, the outermost of the others.
+    Logs are forwarded into logs, so a line may have several. The innermost counts, because what forwards a line may do so
+    days later; where it does not say its zone, and an outer one is the same moment in another zone, the outer one does.
     """
     rest, found = line.lstrip("\ufeff \t"), list[_Prefix]()
     while len(found) < _DEEPEST:
@@ -120,14 +164,30 @@ def split(line: str, clock: Clock) -> Stamped:
             break
         found.append(prefix)
         rest = prefix.rest
-    dated = [one for one in found if one.time is not None]
-    best = next((one for one in reversed(dated) if one.sure), dated[0] if dated else None)
+    time, sure, doubt = None, False, ""
+    for one in found:
+        if one.time is not None:
+            (time, sure), doubt = inner_of(time, sure, one.time, one.sure), ""
+        elif one.doubt:
+            time, sure, doubt = None, False, one.doubt
     host = next((one.host for one in reversed(found) if one.host), "")
-    relative = next((one.relative for one in reversed(found) if one.relative), "")
-    time = None if best is None else best.time
-    if time is None and relative:
-        time = _since_boot(relative, clock)
-    return Stamped(rest, time, host, relative if time is None else "", bool(found))
+    place = next((one.relative for one in reversed(found) if one.relative), "")
+    if time is None and place and not doubt:
+        time = _since_boot(place, clock)
+        sure = time is not None
+    programs = tuple(one.program for one in found if one.program)
+    return Stamped(rest, time, host, place if time is None else "", bool(found), sure, doubt, place, programs)
+
+
+def inner_of(outer: datetime | None, outer_sure: bool, inner: datetime, sure: bool) -> tuple[datetime, bool]:
+    """The time of a line that was forwarded, by its own stamp and by the one of whatever forwarded it; and whether it is sure."""
+    if outer is None or sure:
+        return inner, sure
+    apart = abs(outer - inner)
+    zones = round(apart / _HALF_HOUR)
+    if zones and apart <= _WIDEST_ZONE + _FORWARDING and abs(apart - zones * _HALF_HOUR) <= _FORWARDING:
+        return outer, outer_sure
+    return inner, sure
 
 
 def _since_boot(seconds: str, clock: Clock) -> datetime | None:
@@ -159,12 +219,17 @@ def settle(parts: tuple[int, int, int, int, int, int], micro: int, clock: Clock)
 
 # The forms ------------------------------------------------------------------------------------------------------------
 
+_WORDS = "|".join(sorted([*_ZONES, *_UNCLEAR], key=len, reverse=True))
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-_ISO = re.compile(rf"\[?(\d{{4}})[-/](\d\d)[-/](\d\d)[T ]{_CLOCK} ?(Z|UTC|[+-]\d\d:?\d\d)?\]?(?=[\s\[\]\"]|$)\s*")
+_ISO = re.compile(
+    rf"\[?(\d{{4}})[-/](\d\d)[-/](\d\d)[T ]{_CLOCK} ?({_WORDS}|[+-]\d\d(?::?\d\d)?)?\]?(?=[\s\[\]\"]|$)\s*"
+)
 _DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\s+)"
-_SYSLOG = re.compile(rf"{_DAY}?([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+(?:(\d{{4}})\s+)?{_CLOCK}(?:\s+(?:(\d{{4}})\s+))?\s*")
+_SYSLOG = re.compile(
+    rf"{_DAY}?([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+(?:(\d{{4}})\s+)?{_CLOCK}(?:\s+({_WORDS})(?=\s))?(?:\s+(?:(\d{{4}})\s+))?\s*"
+)
 _CTIME = re.compile(rf"\[{_DAY}([A-Z][a-z]{{2}})\s+(\d{{1,2}})\s+{_CLOCK}\s+(\d{{4}})\]\s*")
-_FULL = re.compile(rf"{_DAY}(\d{{4}})-(\d\d)-(\d\d)\s+{_CLOCK}\s+(UTC|GMT|[A-Z]{{2,5}}|[+-]\d\d:?\d\d)?\s*")
+_FULL = re.compile(rf"{_DAY}(\d{{4}})-(\d\d)-(\d\d)\s+{_CLOCK}\s+([A-Z]{{2,5}}(?=\s)|[+-]\d\d(?::?\d\d)?)?\s*")
 _KLOG = re.compile(rf"[IWEF](\d\d)(\d\d)\s+{_CLOCK}\s+\d+\s+[^\s\]]{{1,200}}:\d+\]\s*")
 _RING = re.compile(r"\[\s*(\d{1,12}\.\d{1,9})(?:\]|\s*<\s*[+\d.]+>\])\s*(?:\[\s*[TC]\d+\]\s*)?")
 _KMSG = re.compile(r"\d{1,4},\d{1,20},(\d{1,18}),[^;]{1,40};")
@@ -181,7 +246,7 @@ _FACILITY = re.compile(r"(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|
 _HOST = re.compile(
     r"([A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,252}[A-Za-z0-9_])?)\s+(?=[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:(?:\s|$))"
 )
-_TAG = re.compile(r"[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:\s+")
+_TAG = re.compile(r"(?!NVRM:|mce:)([A-Za-z0-9_./()@-]{1,128})(?:\[\d+\])?:\s+")
 _RFC5424 = re.compile(r"1 (?=\d{4}-)")
 _AFTER_5424 = re.compile(r"(\S{1,255}) (\S{1,48}) (\S{1,128}) (\S{1,32}) (?:-|(?:\[[^\]]{0,4000}\])+)\s*(?:\ufeff)?")
 _CRI = re.compile(r"(?:stdout|stderr) [FP](?::\S+)? ")
@@ -191,11 +256,29 @@ def _micro(digits: str | None) -> int:
     return int((digits or "")[:6].ljust(6, "0"))
 
 
-def _offset(text: str) -> tzinfo | None:
-    if text in ("Z", "UTC", "GMT"):
-        return UTC
+def _settled(
+    parts: tuple[int, int, int, int, int, int], micro: str | None, word: str | None, clock: Clock
+) -> tuple[datetime | None, bool, str]:
+    """The time, whether its zone is sure, and why there is no time although one is said.
+
+    A zone that is not known leaves no time: to take another one in silence would move an error into an incident, or out of it.
+    """
+    if not word:
+        return settle(parts, _micro(micro), clock), False, ""
+    zone = _zone(word)
+    if zone is None:
+        there = settle(parts, _micro(micro), clock)
+        if there is not None and there.astimezone(clock.zone).tzname() == word:
+            return there, True, ""
+        return None, False, f"its zone {word!r} is not known or means several: give it with --zone"
+    return settle(parts, _micro(micro), Clock(clock.now, zone)), True, ""
+
+
+def _zone(word: str) -> tzinfo | None:
+    if word in _ZONES:
+        return timezone(timedelta(hours=_ZONES[word])) if _ZONES[word] else UTC
     try:
-        return parse_zone(text) if text[:1] in ("+", "-") else None
+        return parse_zone(word if len(word) > 3 else f"{word}00") if word[:1] in ("+", "-") else None
     except ConfigurationError:
         return None
 
@@ -205,42 +288,47 @@ def _iso(line: str, clock: Clock) -> _Prefix | None:
     found = _ISO.match(line, head.end() if head else 0)
     if found is None:
         return None
-    *parts, micro, zone = found.groups()
-    known = _offset(zone or "")
-    used = Clock(clock.now, known or clock.zone)
-    numbers = tuple(int(one) for one in parts)
-    time = settle(numbers, _micro(micro), used)  # type: ignore[arg-type]
+    *parts, micro, word = found.groups()
+    if parts[0] == "0000":
+        time, sure, doubt = None, False, "its year 0000 is none"
+    else:
+        time, sure, doubt = _settled(_numbers(parts), micro, word, clock)
     rest = line[found.end() :]
-    if time is None:
+    if time is None and not doubt:
         return None
     after = _AFTER_5424.match(rest) if head else None
     if after is not None:
-        host = "" if after[1] == "-" else after[1]
-        return _Prefix(rest[after.end() :], time, host, known is not None)
-    return _with_host(rest, time, known is not None)
+        host, program = ("" if one == "-" else one for one in (after[1], after[2]))
+        return _Prefix(rest[after.end() :], time, host, sure, doubt=doubt, program=program)
+    return _with_host(rest, time, sure, doubt)
 
 
-def _with_host(rest: str, time: datetime | None, sure: bool) -> _Prefix:
+def _numbers(parts: Sequence[str]) -> tuple[int, int, int, int, int, int]:
+    year, month, day, hour, minute, second = (int(one) for one in parts)
+    return year, month, day, hour, minute, second
+
+
+def _with_host(rest: str, time: datetime | None, sure: bool, doubt: str = "") -> _Prefix:
     """What follows a time in a line of syslog: host and program, or neither."""
     cri = _CRI.match(rest)
     if cri is not None:
-        return _Prefix(rest[cri.end() :], time, "", sure)
+        return _Prefix(rest[cri.end() :], time, "", sure, doubt=doubt)
     host = _HOST.match(rest)
     rest = rest[host.end() :] if host else rest
-    tag = _TAG.match(rest)
-    if tag is not None and (host is not None or tag[0].startswith("kernel:")):
-        rest = rest[tag.end() :]
-    return _Prefix(rest, time, host[1] if host else "", sure)
+    tag, program = _TAG.match(rest), ""
+    if tag is not None and (host is not None or tag[1] == "kernel"):
+        rest, program = rest[tag.end() :], tag[1]
+    return _Prefix(rest, time, host[1] if host else "", sure, doubt=doubt, program=program)
 
 
 def _syslog(line: str, clock: Clock) -> _Prefix | None:
     found = _SYSLOG.match(line)
     if found is None or found[1] not in _MONTHS:
         return None
-    name, day, year, hour, minute, second, micro, late = found.groups()
+    name, day, year, hour, minute, second, micro, word, late = found.groups()
     parts = (int(year or late or 0), _MONTHS[name], int(day), int(hour), int(minute), int(second))
-    time = settle(parts, _micro(micro), clock)
-    return None if time is None else _with_host(line[found.end() :], time, False)
+    time, _, doubt = _settled(parts, micro, word, clock)
+    return None if time is None and not doubt else _with_host(line[found.end() :], time, False, doubt)
 
 
 def _ctime(line: str, clock: Clock) -> _Prefix | None:
@@ -256,11 +344,9 @@ def _full(line: str, clock: Clock) -> _Prefix | None:
     found = _FULL.match(line)
     if found is None:
         return None
-    *parts, micro, zone = found.groups()
-    known = _offset(zone or "")
-    numbers = tuple(int(one) for one in parts)
-    time = settle(numbers, _micro(micro), Clock(clock.now, known or clock.zone))  # type: ignore[arg-type]
-    return None if time is None else _with_host(line[found.end() :], time, known is not None)
+    *parts, micro, word = found.groups()
+    time, sure, doubt = _settled(_numbers(parts), micro, word, clock)
+    return None if time is None and not doubt else _with_host(line[found.end() :], time, sure, doubt)
 
 
 def _klog(line: str, clock: Clock) -> _Prefix | None:
@@ -277,7 +363,8 @@ def _ring(line: str, clock: Clock) -> _Prefix | None:
     if found is None:
         return None
     host = _OF_KERNEL.match(line, found.end())  # journalctl -o short-monotonic
-    return _Prefix(line[(host or found).end() :], host=host[1] if host else "", relative=found[1])
+    program = "kernel" if host else ""
+    return _Prefix(line[(host or found).end() :], host=host[1] if host else "", relative=found[1], program=program)
 
 
 def _kmsg(line: str, clock: Clock) -> _Prefix | None:
