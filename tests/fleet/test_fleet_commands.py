@@ -282,6 +282,27 @@ def test_the_history_of_a_node_and_of_an_incident(place: Place) -> None:
     assert "nothing has happened to node n7" in place.ask("history", "--node", "n7").stdout
 
 
+@pytest.mark.parametrize("command", ["history", "status"])
+def test_what_is_shown_can_be_read_and_searched(place: Place, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.incident(1)
+    place.incident(2, 4)
+    place.incident(3, rank=None)
+    place.watch("--once", "--act")
+    place.ask("clear", "n1", "--why", "the board was exchanged " * 20)
+    piped = place.ask(command).stdout.splitlines()
+    assert [line for line in piped if line != line.rstrip()] == [], "nothing is filled up with blanks"
+    head = next(number for number, line in enumerate(piped) if line.split()[-1:] in (["text"], ["why"]))
+    columns = len(piped[head].split())
+    assert all(len(line.split(maxsplit=columns - 1)) == columns for line in piped[head + 1 : -1]), "no column is empty"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", place.ask(command).stdout)
+    table = shown[shown.index("Nodes") : shown.index("More:")] if command == "status" else shown
+    assert max(map(len, table.splitlines())) <= 100
+    assert re.search(r"n2 .*held|held .*n2", table)
+    assert incident_id(2, NOW) in table, "an id in two parts is found by nobody"
+
+
 # clear ----------------------------------------------------------------------------------------------------------------
 
 
@@ -362,8 +383,16 @@ def test_quarantines_are_cleared_when_asked_for(place: Place) -> None:
     quarantine = RunFiles(place.run_dir).quarantine
     quarantine.deny_devices(["GPU-n1-0", "GPU-n2-0"], node="n1", reason="x")
     quarantine.deny_node("n3", reason="x")
-    assert "--quarantine" in place.ask("clear", "n1", "--why", "repaired").stdout
-    assert len(quarantine.read().names()) == 3
+    quarantine.strike("GPU-n1-1", incident="i", node="n1", persistence="transient")
+    told = " ".join(place.ask("clear", "n1", "--why", "repaired").stdout.split())
+    assert "--quarantine" in told
+    assert f"bitwitness quarantine clear {place.run_dir} GPU-n1-0 GPU-n1-1 GPU-n2-0 --reason ..." in told
+    assert len(quarantine.read().names()) == 4
     done = place.asked("clear", "n1", "--why", "repaired", "--quarantine")
-    assert len(done["quarantines"]) == 2
+    assert (len(done["quarantines"]), done["stays"]) == (3, [])
     assert quarantine.read().names() == ["n3"]
+    assert "quarantine" not in place.ask("clear", "n1", "--why", "repaired").stdout
+    quarantine.path.write_text("{")
+    for more in ((), ("--quarantine",)):
+        done = place.asked("clear", "n1", "--why", "repaired", *more)
+        assert "quarantine.json" in done["stays"][0], "it is said, and the node is returned all the same"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
-from bitwitness.fleet.state import State
+from bitwitness.fleet.state import Entry, State
 
 
 @click.command()
@@ -33,12 +35,28 @@ def history(folder: Path, node: str, incident: str, last: int, as_json: bool) ->
         )
         screen.print(styled(f"nothing has happened{f' to {of}' if of else ''}"))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("time", "what", "node", "incident", "by", ""):
-        table.add_column(column, header_style="dim", overflow="fold")
-    for one in entries:
-        cells = (one.time, one.what, one.node, one.incident, "" if one.who == "controller" else one.who, one.text)
-        table.add_row(*map(styled, cells))
-    print_list(table, screen)
+    print_list(_pieces(entries) if screen.is_terminal else _lines(entries), screen)
     if last and len(entries) == last:
         screen.print(styled(f"the last {last}: --last 0 shows all", "dim"))
+
+
+def _lines(entries: Sequence[Entry]) -> Table:
+    """One line each and no column empty, for other programs."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("time", "what", "node", "incident", "by", "text"):
+        table.add_column(column)
+    for one in entries:
+        cells = (one.time, one.what.replace(" ", "-"), one.node, one.incident, one.who, one.text)
+        table.add_row(*(styled(cell or "-") for cell in cells))
+    return table
+
+
+def _pieces(entries: Sequence[Entry]) -> Table:
+    """The same for a terminal, where six columns leave no room for what happened."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for one in entries:
+        by = "" if one.who == "controller" else f"by {one.who}"
+        what = "  ".join(part for part in (one.what, one.node, one.incident, by) if part)
+        table.add_row(styled(one.time, "dim"), Text("\n").join([styled(what, "bold"), styled(one.text)]))
+    return table

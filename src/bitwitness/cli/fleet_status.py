@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, print_list, styled
@@ -48,7 +49,8 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
     screen.print(styled(f"mode      {mode}{': no node is touched' if mode == 'observe' else ''}"))
     until = f"; the next at {budget['free_at']}" if budget["free_at"] else ""
     limit = f"{budget['left']} of {budget['limit']} nodes may be touched within this hour{until}"
-    screen.print(styled(f"budget    {limit}, and {budget['cluster_share']:.0%} of all may be out"), soft_wrap=True)
+    screen.print(styled(f"budget    {limit}"), soft_wrap=True)
+    screen.print(styled(f"share     {budget['cluster_share']:.0%} of all nodes may be out of service"))
     counted = ", ".join(f"{count} {status}" for status, count in found.incidents.items()) or "none"
     screen.print(styled(f"incidents {counted}"))
     if found.todo:
@@ -62,7 +64,8 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
     nodes = {one.proposal.node: one for one in found.proposals if one.proposal.node}
     if nodes:
         screen.print("\nNodes", style="bold")
-        print_list(_table(list(nodes.values())[-_SHOWN:]), screen)
+        rows = list(nodes.values())[-_SHOWN:]
+        print_list(_pieces(rows) if screen.is_terminal else _lines(rows), screen)
         if len(nodes) > _SHOWN:
             screen.print(styled(f"  and {len(nodes) - _SHOWN} more: --json has all of them"))
     for row in found.requeues:
@@ -74,15 +77,29 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
     screen.print(styled(f"More: bitwitness fleet history --state {folder} [--node NODE]", "dim"), soft_wrap=True)
 
 
-def _table(rows: list[Kept]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for column in ("node", "proposed", "sure", "stands", "since", "incident", "why"):
-        table.add_column(column, header_style="dim", overflow="fold")
+def _lines(rows: list[Kept]) -> Table:
+    """One line each and no column empty, for other programs."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("node", "proposed", "sure", "stands", "hold", "since", "incident", "why"):
+        table.add_column(column)
+    for one in rows:
+        what, status = one.proposal, one.status.replace(" ", "-")
+        cells = (what.node, what.action, what.confidence, status, one.hold, one.updated, what.incident, _why(one))
+        table.add_row(*(styled(cell or "-") for cell in cells))
+    return table
+
+
+def _pieces(rows: list[Kept]) -> Table:
+    """The same for a terminal, where eight columns leave no room for the reason."""
+    table = Table.grid(padding=(0, 2, 0, 0))
     for one in rows:
         what = one.proposal
         stands = f"{one.status} ({one.hold})" if one.status == "held" else one.status
-        cells = (what.node, what.action, what.confidence, stands, one.updated, what.incident, one.why or what.reason)
-        table.add_row(
-            *(styled(cell, _STYLES.get(one.status, "") if number == 3 else "") for number, cell in enumerate(cells))
-        )
+        proposed = f"proposed: {what.action}, {what.confidence} confidence, because of incident {what.incident}"
+        head = styled(f"{stands} since {one.updated}", f"bold {_STYLES.get(one.status, '')}".strip())
+        table.add_row(styled(what.node, "bold"), Text("\n").join([head, styled(proposed), styled(_why(one))]))
     return table
+
+
+def _why(one: Kept) -> str:
+    return one.why or one.proposal.reason

@@ -39,12 +39,18 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_list(table: Table, screen: Console) -> None:
-    """Print a table; where no terminal shows it, as wide as it is: an id or a time in two parts is found by nobody."""
-    width = screen.width
-    if not screen.is_terminal:
-        screen.width = _UNLIMITED
-    screen.print(table)
+    """Print a table; where no terminal shows it, as wide as it is: an id or a time in two parts is found by nobody.
+
+    Nothing is put behind the last word of a line then: one long sentence would have all lines filled up with blanks.
+    """
+    if screen.is_terminal:
+        screen.print(table)
+        return
+    width, screen.width = screen.width, _UNLIMITED
+    with screen.capture() as held:
+        screen.print(table)
     screen.width = width
+    screen.file.write("\n".join(line.rstrip(" ") for line in held.get().split("\n")))
 
 
 def plain(value: object) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from bitwitness.fleet.budget import HOUR, left
-from bitwitness.fleet.clock import moment
+from bitwitness.fleet.clock import moment, stamp
 from bitwitness.fleet.kept import Book, Kept, Requeue
 from bitwitness.fleet.notify import undo_command
 from bitwitness.fleet.outbox import Outbox
@@ -175,7 +175,7 @@ def _budget(book: Book, about: dict[str, str], now: datetime) -> dict[str, Any]:
         "limit": limit,
         "used": now_left.used,
         "left": now_left.nodes,
-        "free_at": None if now_left.until is None else now_left.until.isoformat(timespec="seconds"),
+        "free_at": None if now_left.until is None else stamp(now_left.until),
         "cluster_share": float(about.get("cluster_share") or 0),
     }
 
