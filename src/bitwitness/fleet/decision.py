@@ -16,8 +16,10 @@ from typing import Any, Literal, get_args
 
 from bitwitness.evidence import Kind, Persistence, Verdict
 from bitwitness.fleet.clusters.base import ActKind
+from bitwitness.fleet.identity import slices_of
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.gather import IDENTITY
+from bitwitness.fleet.signals.reading import parent_of
 from bitwitness.fleet.signals.record import WEIGHTS, Signal, Weight, within
 from bitwitness.runfiles import Incident
 
@@ -53,8 +55,6 @@ _OF_SHADOW = (
     'the job runs in shadow mode (on_detection="record") and was not stopped: it may be training on wrong numbers. A person must decide '
     "what becomes of it"
 )
-_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
-"""Of drivers before 470, which name a slice by its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +326,11 @@ def _bearing(kind: Kind | None, node: str, devices: Sequence[str], heard: Sequen
 
 def _parents(devices: Sequence[str], heard: Sequence[Signal]) -> set[str]:
     """The devices that these are slices of: a fault is in the silicon, which all slices share, and is told of the parent."""
-    found = {of_slice[1] for device in devices if (of_slice := _SLICE.fullmatch(device)) is not None}
-    for one in heard:
-        if one.code == IDENTITY:
-            told = next((word.removeprefix("mig=") for word in one.evidence.split() if word.startswith("mig=")), "")
-            if not set(told.split(",")).isdisjoint(devices):
-                found.add(one.device)
-    return found
+    named = {parent for device in devices if (parent := parent_of(device))}
+    told = {
+        one.device for one in heard if one.code == IDENTITY and not set(slices_of(one.evidence)).isdisjoint(devices)
+    }
+    return named | told
 
 
 def _without(signals: Sequence[Signal]) -> list[Signal]:

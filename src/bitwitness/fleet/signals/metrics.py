@@ -28,6 +28,7 @@ from bitwitness.fleet.signals.reading import (
     document,
     is_ours,
     masked,
+    parent_of,
     shown_address,
     stamp,
     whole,
@@ -43,7 +44,6 @@ _HOSTS = ("node", "nodename", "kubernetes_node", "Hostname", "hostname", "instan
 _UUIDS = ("UUID", "uuid", "gpu_uuid")
 _STEPS = 5_000
 """Of a range query; Prometheus answers none that has more than 11,000."""
-_MIG_OF = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
 
 
 def looks_like(head: bytes, name: str) -> bool:
@@ -172,11 +172,8 @@ class _Seen:
 def _device(labels: Mapping[str, str]) -> _Device:
     host = next((labels[name] for name in _HOSTS if labels.get(name)), "")
     name = next((labels[name] for name in _UUIDS if labels.get(name)), "")
-    of_slice = _MIG_OF.fullmatch(name)
-    if of_slice is not None:
-        name, part = of_slice[1], name
-    else:
-        part = labels.get("GPU_I_ID", "")
+    parent = parent_of(name)
+    name, part = (parent, name) if parent else (name, labels.get("GPU_I_ID", ""))
     switch = labels.get("nvswitch", "")
     if not name and switch:
         name = switch if switch.startswith("nvswitch") else f"nvswitch{switch}"

@@ -28,6 +28,7 @@ EVIDENCE_CHARACTERS = 240
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _LOGIN, _QUERY = re.compile(r"//[^/\s@]*+@"), re.compile(r"(https?://[^\s?]*+)\?\S*+")
+_SLICE = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")
 _BEGINNING = re.compile(r"""\{\s*+["}]|\[\s*+[\[{\]]""")
 _KEY = re.compile(r"\"\s*+:")
 _OWN = (b'"source"', b'"code"', b'"weight"')
@@ -150,6 +151,12 @@ def words(value: object, limit: int = EVIDENCE_CHARACTERS) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(_CONTROL.sub(" ", text[: 4 * limit]).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def parent_of(device: str) -> str:
+    """The device that a slice is cut from, as drivers before 470 name slices; "" where the name does not say."""
+    found = _SLICE.fullmatch(device)
+    return "" if found is None else found[1]
 
 
 def shown_address(url: str) -> str:
