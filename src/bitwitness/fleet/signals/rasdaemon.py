@@ -42,9 +42,6 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(?:\s*([
 _UNCORRECTED = 1 << 61
 """In the status of a machine check."""
 _MEMORY_TYPES = {"corrected": "edac:ce", "uncorrected": "edac:ue", "fatal": "edac:ue"}
-_DEFERRED = Entry(
-    "memory", "medium", "an error that ECC could not correct, in data that nobody had used yet; used, it becomes worse"
-)
 _UNCLEAR = Entry("no-evidence", "none", "an event of which the record does not say in a known word how bad it was")
 _POISONED = Entry("memory", "medium", "the kernel took a page of the host's memory out of use after an error in it")
 
@@ -200,7 +197,7 @@ def _memory(row: Row) -> tuple[str, Entry, str, str]:
     )
     said = str(row.get("err_type", "")).strip().lower()
     if said == "deferred":
-        return "edac:deferred", _DEFERRED, label, evidence
+        return "edac:deferred", catalogue.entry("mce:deferred"), label, evidence
     code = _MEMORY_TYPES.get(said)
     if code is None:
         return "rasdaemon:unreadable", _UNCLEAR, label, evidence
@@ -218,7 +215,7 @@ def _machine_check(row: Row) -> tuple[str, Entry, str, str]:
     if not isinstance(status, int):
         return "rasdaemon:unreadable", _UNCLEAR, "", evidence
     if not status & _UNCORRECTED and "deferred" in told.lower():
-        return "mce:deferred", _DEFERRED, "", evidence
+        return "mce:deferred", catalogue.entry("mce:deferred"), "", evidence
     code = "mce:uncorrected" if status & _UNCORRECTED else "mce:corrected"
     return code, catalogue.entry(code), "", evidence
 
