@@ -114,6 +114,21 @@ def test_a_cluster_that_cannot_reboot_drains(play: Rehearsal) -> None:
     assert play.cluster.calls() == DRAINED
 
 
+def test_damaged_incidents_behind_a_storm_are_said_once(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitwitness.fleet.controller.BATCH", 3)
+    for number in (50, 51):
+        (play.incident(number) / "incident.json").write_text("{")
+    play.rounds(2)
+    assert len(play.trail("trouble")) == 2
+    for number in range(12):
+        play.incident(number)
+    play.begin()
+    play.rounds(8)
+    assert len(play.controller.book.known()) == 12
+    assert (len(play.trail("trouble")), play.trail("over")) == (2, [])
+    assert not play.controller.backlog
+
+
 # Holds ----------------------------------------------------------------------------------------------------------------
 
 

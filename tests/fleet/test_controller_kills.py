@@ -23,7 +23,9 @@ from typing import Literal
 
 import pytest
 
+from bitwitness.errors import ClusterError
 from bitwitness.evidence import Persistence
+from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import FakeCluster
 from bitwitness.fleet.controller import Controller
 from bitwitness.fleet.kept import Book
@@ -205,6 +207,42 @@ def check(state: State, cluster: FakeCluster) -> None:
     assert all(not one.node or one.node in named or one.what == "proposed" for one in state.history())
     told = [subject for (subject,) in state.read("SELECT subject FROM outbox WHERE subject LIKE '%: drained %'")]
     assert len(told) == len(acted)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_person_returns_nodes_beside_controllers_that_are_killed(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    where = topology([f"n{number}" for number in range(6)], per_node=1)
+    for number in range(30):
+        at = NOW - timedelta(seconds=draw.uniform(60, 3600))
+        write(tmp_path / "runs" / "run", number, verdict(where, (number % 6,)), where, at)
+    cluster = FakeCluster(where.nodes, tmp_path / "cluster.json")
+    cluster.slow_to_show(1)
+    then, acted = {}, 0
+    for node in where.nodes:
+        ended, said, pid = start(tmp_path, ACT, 10_000)
+        said.poll(draw.uniform(0, 0.3))
+        return_to_service(tmp_path, node)
+        then[node] = cluster.calls(node)
+        acted += ("drain", node) in then[node]
+        os.kill(pid, signal.SIGKILL)
+        assert ended() == -signal.SIGKILL
+    run_to_end(tmp_path, ACT, 5)
+    assert {node: cluster.calls(node) for node in then} == then, "what a person had answered was acted upon"
+    assert acted, "nobody was taken out before he was returned: that proves nothing"
+    with State(tmp_path / "state", clock=FileClock(tmp_path / "clock")) as state:
+        stands = {(one.status, one.proposal.act) for one in Book(state).proposals()}
+    assert stands <= {("done", "drain"), ("already out", "drain"), ("cleared", "drain"), ("nothing", None)}
+
+
+def return_to_service(folder: Path, node: str) -> None:
+    """As a person does: again, while the cluster does not show yet what it was asked for."""
+    for _ in range(500):
+        clock = FileClock(folder / "clock")
+        with State(folder / "state", clock=clock, check=False) as state, suppress(ClusterError):
+            clear(state, cluster_of(folder, clock), node, "repaired", "kim@head")
+            return
+    raise AssertionError(f"{node} could not be returned")
 
 
 # Every instant --------------------------------------------------------------------------------------------------------

@@ -61,7 +61,20 @@ def newer(path: Path) -> None:
         other.execute("UPDATE about SET value = '99' WHERE name = 'schema'")
 
 
-@pytest.mark.parametrize("damage", [garbage, cut, empty, scratched, foreign, newer])
+def older(path: Path) -> None:
+    """As version 1 left it: other tables."""
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE about SET value = '1' WHERE name = 'schema'")
+        other.execute("DROP TABLE clears")
+
+
+def test_a_state_of_another_version_says_which_program_reads_it(tmp_path: Path) -> None:
+    older(filled(tmp_path))
+    with pytest.raises(RunFilesError, match="has schema 1, this version reads 2: use the version that wrote it"):
+        State(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [older, garbage, cut, empty, scratched, foreign, newer])
 def test_damage_is_an_error_and_nothing_is_overwritten(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     path = filled(tmp_path)
     damage(path)
@@ -192,6 +205,16 @@ def test_the_loop_ends_where_the_state_is_damaged(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(play.controller, "round", damaged)
     with pytest.raises(RunFilesError, match="damaged"):
+        play.controller.run(threading.Event(), 0.001)
+    play.end()
+
+
+def test_the_loop_ends_where_a_table_is_not_there(tmp_path: Path) -> None:
+    play = Rehearsal(tmp_path)
+    with play.state.change():
+        play.state.write("DROP TABLE aliases")
+    play.incident()
+    with pytest.raises(RunFilesError, match="no such table"):
         play.controller.run(threading.Event(), 0.001)
     play.end()
 
