@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -18,16 +19,60 @@ from bitwitness.cli.output import console, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.durations import seconds_of
 from bitwitness.errors import RunFilesError
+from bitwitness.fleet.signals.merging import times_of
 from bitwitness.fleet.signals.record import WEIGHTS, Signal
 from bitwitness.runfiles import RunFiles, read_incident
 
 _NO_SIGN = "That nothing was found is no sign of health: silent corruption is in no log."
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+_SOURCE = type(GIVEN_PATH)(path_type=Path, readable=False)
+"""A file that cannot be read is told as such, and hides no other."""
+_OF_HOST = ("edac", "mce", "rasdaemon")
 _MEANINGS = {
+    "host": "evidence for a fault of the host's memory or processor, not of an accelerator",
     "memory": "evidence for a fault of this device",
     "link": "evidence for a fault of a link, and against blaming one end of it",
 }
 _STYLES = {"strong": "bold red", "medium": "red", "weak": "yellow", "none": ""}
+
+
+@dataclass(slots=True)
+class _Left:
+    """What was read and is not listed, because it is of another node or time: so that silence is not taken for health."""
+
+    asked: bool = False
+    others: int = 0
+    hosts: set[str] = field(default_factory=set)
+    outside: int = 0
+
+    def of_node(self, signals: Iterable[Signal], node: str) -> Iterator[Signal]:
+        """The signals of a node."""
+        from bitwitness.fleet.signals.gather import of_node
+
+        for one in signals:
+            kept = list(of_node((one,), node))
+            if not kept and one.kind != "no-evidence":
+                self.others += 1
+                self.hosts |= {one.host} if len(self.hosts) < 1000 else set()
+            yield from kept
+
+    def of_time(self, signals: Iterable[Signal], first: datetime, last: datetime) -> Iterator[Signal]:
+        """The signals of a window, those without a time, and which device is where."""
+        from bitwitness.fleet.signals.gather import IDENTITY
+
+        for one in signals:
+            if one.moment is None or first <= one.moment <= last or one.code == IDENTITY:
+                yield one
+            else:
+                self.outside += 1
+
+    def lines(self) -> Iterator[str]:
+        """In words; none where nothing was left out."""
+        if self.others:
+            some = ", ".join(sorted(self.hosts)[:3]) + (", …" if len(self.hosts) > 3 else "")
+            yield f"Read and not listed: {self.others:,} of other nodes ({some})."
+        if self.outside:
+            yield f"Read and not listed: {self.outside:,} of other times."
 
 
 def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta:
@@ -38,11 +83,11 @@ def _length(ctx: click.Context, param: click.Parameter, value: str) -> timedelta
 
 
 @click.command()
-@click.argument("more", type=GIVEN_PATH, metavar="[FILE]...", nargs=-1)
+@click.argument("more", type=_SOURCE, metavar="[FILE]...", nargs=-1)
 @click.option(
     "--from",
     "given",
-    type=GIVEN_PATH,
+    type=_SOURCE,
     multiple=True,
     metavar="FILE...",
     help="Read these: logs (also packed), metrics, diagnostics; a directory is its files, - is standard input. Default: this machine.",
@@ -90,7 +135,6 @@ def signals(
     a year lie in the year before --now.
     """
     from bitwitness.fleet.signals.gather import gather
-    from bitwitness.fleet.signals.record import within
     from bitwitness.fleet.signals.times import parse_time, parse_zone
 
     if at is not None and incident is not None:
@@ -102,36 +146,26 @@ def signals(
     if incident is not None:
         moment = _time_of(incident)
     started = parse_time(boot, known or UTC) if boot is not None else None
+    left = _Left(asked=moment is not None)
+    window = None if moment is None else (moment - min(before, moment - _FIRST), moment + min(after, _LAST - moment))
     found = _read(
         [*given, *more],
         now=parse_time(now, known or UTC) if now is not None else None,
         zone=known,
         boot=started,
         node=node,
-        since=_earlier(moment, before),
+        window=window,
     )
-    if moment is not None:
-        before, after = min(before, moment - _FIRST), min(after, _LAST - moment)
-        found = (one for signal in found for one in within((signal,), moment, before, after) or _identity(signal))
-    listed = gather(found, identities=details)
+    found = found if node is None else left.of_node(found, node)
+    listed = gather(found if window is None else left.of_time(found, *window), identities=details)
     if as_json:
         click.echo(json.dumps([one.to_json(details=details) for one in listed], indent=2, allow_nan=False))
         if all(one.kind == "no-evidence" for one in listed):
             click.echo(f"No signals. {_NO_SIGN}", file=sys.stderr)
+        for line in left.lines():
+            click.echo(line, file=sys.stderr)
     else:
-        _show(listed, console(), details)
-
-
-def _identity(signal: Signal) -> Iterable[Signal]:
-    """Which device is where holds outside the window as well."""
-    return (signal,) if signal.code == "identity:pci" else ()
-
-
-def _earlier(moment: datetime | None, before: timedelta) -> datetime | None:
-    try:
-        return None if moment is None else moment - before
-    except OverflowError:
-        return None
+        _show(listed, console(), details, left)
 
 
 def _time_of(path: Path) -> datetime:
@@ -158,24 +192,21 @@ def _read(
     zone: tzinfo | None,
     boot: datetime | None,
     node: str | None,
-    since: datetime | None,
+    window: tuple[datetime, datetime] | None,
 ) -> Iterator[Signal]:
-    """The signals of the files, or of this machine; of one node, if one is asked for."""
+    """The signals of the files, or of this machine."""
     from bitwitness.fleet.signals import collect, detect
-    from bitwitness.fleet.signals.gather import of_node
 
-    found = (
-        detect.read_all(paths, now=now, zone=zone or UTC, boot=boot, host=node or "")
-        if paths
-        else collect.read(now=now, zone=zone, host=node or socket.gethostname(), since=since)
-    )
-    return iter(found) if node is None else of_node(found, node)
+    if paths:
+        return detect.read_all(paths, now=now, zone=zone or UTC, boot=boot, host=node or "", window=window)
+    since = None if window is None else window[0]
+    return collect.read(now=now, zone=zone, host=node or socket.gethostname(), since=since)
 
 
 # For people -----------------------------------------------------------------------------------------------------------
 
 
-def _show(listed: Sequence[Signal], screen: Console, details: bool) -> None:
+def _show(listed: Sequence[Signal], screen: Console, details: bool, left: _Left) -> None:
     seen = [one for one in listed if one.kind != "no-evidence"]
     silent = [one for one in listed if one.kind == "no-evidence"]
     if seen:
@@ -187,7 +218,7 @@ def _show(listed: Sequence[Signal], screen: Console, details: bool) -> None:
         screen.print("\nNo evidence, which is not health", style="bold")
         print_list(_silences(silent) if screen.is_terminal else _sources(silent), screen)
     screen.print()
-    for line in _sum(seen):
+    for line in (*_sum(seen, left.asked), *left.lines()):
         screen.print(styled(line), soft_wrap=not screen.is_terminal)
 
 
@@ -196,7 +227,12 @@ def _grouped(seen: Sequence[Signal]) -> list[list[Signal]]:
     groups: dict[tuple[str, str, str, str], list[Signal]] = {}
     for one in seen:
         groups.setdefault((one.host, one.device, one.code, one.source), []).append(one)
-    return sorted(groups.values(), key=lambda group: (WEIGHTS[group[-1].weight], -len(group), group[-1].time or ""))
+    return sorted(groups.values(), key=lambda group: (WEIGHTS[_top(group).weight], -len(group), group[-1].time or ""))
+
+
+def _top(group: Sequence[Signal]) -> Signal:
+    """The newest of those that weigh most: one that weighs nothing may come later, and hides none before it."""
+    return min(reversed(group), key=lambda one: WEIGHTS[one.weight])
 
 
 def _events(groups: Sequence[Sequence[Signal]], details: bool) -> Table:
@@ -204,11 +240,10 @@ def _events(groups: Sequence[Sequence[Signal]], details: bool) -> Table:
         "weight", "for", "node", "device", "code", "times", "last", "why", *(["evidence"] if details else [])
     )
     for group in groups:
-        last = group[-1]
-        time = last.time or "unknown"
-        row = (last.host, last.device, last.code, sum(one.count for one in group), time, last.reason)
-        cells = [styled(last.weight, _STYLES[last.weight]), styled(last.kind), *(styled(cell) for cell in row)]
-        table.add_row(*cells, *([styled(last.evidence)] if details else []))
+        last, top = _latest(group), _top(group)
+        row = (top.host, top.device, top.code, times_of(group), last or "unknown", top.reason)
+        cells = [styled(top.weight, _STYLES[top.weight]), styled(top.kind), *(styled(cell) for cell in row)]
+        table.add_row(*cells, *([styled(top.evidence)] if details else []))
     return table
 
 
@@ -223,14 +258,18 @@ def _pieces(groups: Sequence[Sequence[Signal]], details: bool) -> Table:
     """The same for a terminal, where eight columns leave no room for the sentence that explains."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for group in groups:
-        last = group[-1]
-        count = sum(one.count for one in group)
+        last, top = _latest(group), _top(group)
+        count = times_of(group)
         often = "once" if count == 1 else f"{count:,} times, last"
-        what = f"{last.code}  {_where(last.device, last.host)}  {often} {last.time or 'at an unknown time'}"
-        lines = [styled(what, "bold"), styled(f"{last.kind}: {last.reason}")]
-        lines += [styled(last.evidence, "dim")] if details and last.evidence else []
-        table.add_row(styled(last.weight, _STYLES[last.weight]), Text("\n").join(lines))
+        what = f"{top.code}  {_where(top.device, top.host)}  {often} {last or 'at an unknown time'}"
+        lines = [styled(what, "bold"), styled(f"{top.kind}: {top.reason}")]
+        lines += [styled(top.evidence, "dim")] if details and top.evidence else []
+        table.add_row(styled(top.weight, _STYLES[top.weight]), Text("\n").join(lines))
     return table
+
+
+def _latest(group: Sequence[Signal]) -> str:
+    return max(one.time or "" for one in group)
 
 
 def _silences(silent: Sequence[Signal]) -> Table:
@@ -247,22 +286,33 @@ def _where(device: str, host: str) -> str:
     return " on ".join(part for part in (device, host) if part) or "no device named"
 
 
-def _sum(seen: Sequence[Signal]) -> Iterator[str]:
-    """What a person who looks only at the last lines needs to know."""
+def _sum(seen: Sequence[Signal], asked: bool) -> Iterator[str]:
+    """What a person who looks only at the last lines needs to know; `asked`: about a time."""
     for weight in ("strong", "medium", "weak"):
-        codes: dict[tuple[str, str, str], list[str]] = {}
+        about: dict[tuple[str, str, str], list[Signal]] = {}
         for one in seen:
             if one.weight == weight:
-                names = codes.setdefault((one.kind, one.host, one.device), [])
-                names += [one.code] if one.code not in names else []
-        for (kind, host, device), names in list(codes.items())[:10]:
-            meaning = _MEANINGS.get(kind, f"as {kind}")
-            yield f"{weight.capitalize()} {meaning}: {', '.join(names)} ({_where(device, host)})."
-        if len(codes) > 10:
-            yield f"{weight.capitalize()} for {len(codes) - 10} more devices."
+                kind: str = "host" if one.kind == "memory" and one.source in _OF_HOST else one.kind
+                about.setdefault((kind, one.host, one.device), []).append(one)
+        for (about_what, host, device), several in list(about.items())[:10]:
+            meaning = _MEANINGS.get(about_what, f"as {about_what}")
+            names = ", ".join(dict.fromkeys(one.code for one in several))
+            yield f"{weight.capitalize()} {meaning}: {names} ({_where(device, host)}){_unknown(several, asked)}."
+        if len(about) > 10:
+            yield f"{weight.capitalize()} for {len(about) - 10} more devices."
     loud = any(one.kind == "loud" for one in seen)
     if not any(one.weight != "none" for one in seen):
         yield f"Nothing here weighs beside an incident{', though a device failed loudly' if loud else ''}. {_NO_SIGN}"
+
+
+def _unknown(several: Sequence[Signal], asked: bool) -> str:
+    """What must be said of events that do not say when they were."""
+    codes = dict.fromkeys(one.code for one in several)
+    undated = [code for code in codes if all(one.time is None for one in several if one.code == code)]
+    if not undated:
+        return ""
+    which = "" if len(codes) == len(undated) else f" of {', '.join(undated)}"
+    return f"; the time{which} is not known{', and may be another than the one asked about' if asked else ''}"
 
 
 def _table(*columns: str) -> Table:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bitwitness.cli.main import cli
-from bitwitness.fleet.signals import collect
+from bitwitness.fleet.signals import collect, opening
 from tests.cli import samples
 from tests.fleet.signals.lines import NOW, REMAP, SWITCH, codes, syslog
 
@@ -113,15 +113,19 @@ def test_several_files_directories_and_standard_input(log: Path, tmp_path: Path)
     assert len(json.loads(done.stdout)) == 5
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)  # nobody ever writes into it: a directory that has one must not wait for that
-    assert len(listed("--from", tmp_path)) == 6
+    found = listed("--from", tmp_path)
+    assert len(found) == 7
+    assert (found[-1]["code"], "is a pipe" in found[-1]["reason"]) == ("kernel:skipped", True)
 
 
 def test_windows(log: Path) -> None:
     near = listed("--from", log, "--at", "2026-11-29T11:01:30Z", "--before", "60s", "--after", "45s")
     assert [one["code"] for one in near] == ["xid:48", "xid:13", "xid:63"]  # the last does not say when
-    assert len(listed("--from", log, "--at", "2026-11-28T11:01:30Z")) == 1
+    early = listed("--from", log, "--at", "2026-11-28T11:01:30Z")
+    assert [one["code"] for one in early] == ["xid:63", "kernel:other-time"]
+    assert "begins at 2026-11-29T11:00:00.000Z, after" in early[1]["reason"]
     for first_or_last in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"):
-        assert len(listed("--from", log, "--at", first_or_last, "--before", "99d", "--after", "99d")) == 1
+        assert len(listed("--from", log, "--at", first_or_last, "--before", "99d", "--after", "99d")) == 2
     zoned = listed("--from", log, "--zone", "+01:00", "--at", "2026-11-29T11:01:30", "--before", "1m", "--after", "0")
     assert [one["code"] for one in zoned] == ["xid:48", "xid:63"]
 
@@ -138,11 +142,123 @@ def test_around_an_incident(log: Path, tmp_path: Path) -> None:
 
 
 def test_one_node(log: Path) -> None:
-    assert [one["code"] for one in listed("--from", log, "--node", "n2")] == ["xid:13", "xid:63"]
-    hosts = [one["host"] for one in listed("--from", log, "--node", "n2", "--details")]
-    assert hosts == ["n2", "n2"]
+    found = listed("--from", log, "--node", "n2", "--details")
+    assert [(one["code"], one["host"]) for one in found] == [("xid:13", "n2"), ("kernel:nameless", "n2")]
     assert len(listed("--from", log, "--node", "n1")) == 4
-    assert [one["code"] for one in listed("--from", log, "--node", "n3")] == ["xid:63"]
+    done = signals("--from", log, "--node", "n71", "--json")
+    assert [one["code"] for one in json.loads(done.stdout)] == ["kernel:nameless", "kernel:other-node"]
+    assert "Read and not listed: 4 of other nodes (n1, n2.example.org)." in done.stderr
+    assert "not listed: 4 of other nodes" in signals("--from", log, "--node", "n71").stdout
+
+
+def test_lines_without_a_host_are_of_the_node_that_their_file_is_of(tmp_path: Path) -> None:
+    quiet, ring = tmp_path / "quiet", tmp_path / "ring"
+    quiet.write_text("\n".join([f"[ 12.3] {DOUBLE}", *(syslog("words", second, "n17") for second in range(9)), ""]))
+    ring.write_text(f"[ 12.3] {DOUBLE}\n")
+    for node, expected in (("n17", ["xid:48"]), ("n71", ["kernel:nameless", "kernel:other-node"])):
+        assert [one["code"] for one in listed("--from", quiet, "--node", node)] == expected
+        assert [one["code"] for one in listed("--from", ring, "--node", node)] == ["xid:48"]
+
+
+def test_a_log_that_ends_before_the_time_that_is_asked_about(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join("Nov 20 11:00:00 n17 kernel: words" for _ in range(30)) + "\n")
+    (one,) = listed("--from", log, "--at", "2026-11-29T09:40:00Z")
+    assert (one["code"], one["class"]) == ("kernel:other-time", "no-evidence")
+    assert "ends at 2026-11-20T11:00:00.000Z, before" in one["reason"]
+    assert listed("--from", log, "--at", "2026-11-20T11:40:00Z") == []
+    log.write_text("Nov 20 11:00:00 n17 kernel: words\n" + syslog(DOUBLE) + "\n")
+    done = signals("--from", log, "--at", "2026-11-20T11:40:00Z")
+    assert "Read and not listed: 1 of other times." in done.stdout
+
+
+def test_one_that_cannot_be_read_hides_no_other(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("words")
+    plain = Path.open
+
+    def refusing(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: "secret" not in str(path))
+    found = listed("--from", log, secret)
+    assert [one["code"] for one in found[-2:]] == ["xid:63", "kernel:unreadable"]
+    assert len(found) == 6
+
+
+def test_directories_that_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (one,) = listed("--from", tmp_path)
+    assert one["code"] == "kernel:empty"
+    plain = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("inner"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    (one,) = listed("--from", tmp_path, "--details")
+    assert (one["code"], one["origin"]) == ("kernel:unreadable", str(tmp_path / "inner"))
+
+
+def test_counters_that_were_copied_off_another_machine(tmp_path: Path) -> None:
+    for name, text in {"ue_count": "1", "ce_count": "0", "seconds_since_reset": "7200", "mc_name": "skx"}.items():
+        (tmp_path / "report/edac/mc/mc0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "report/edac/mc/mc0" / name).write_text(f"{text}\n")
+    for given in ("report", "report/edac/mc"):
+        found = listed("--from", tmp_path / given, "--node", "n9", "--details")
+        assert [(one["code"], one["host"]) for one in found] == [("edac:ue", "n9")]
+
+
+def test_nothing_is_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_PATIENCE", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    (one,) = listed("--from", tmp_path / "pipe")
+    assert "nobody wrote" in one["reason"]
+    (one,) = listed("--from", "/dev/zero")
+    assert "device" in one["reason"]
+    read, write = os.pipe()
+    os.write(write, f"[12.5] {DOUBLE}\n".encode())
+    os.close(write)
+    assert [one["code"] for one in listed("--from", f"/dev/fd/{read}")] == ["xid:48"]
+    os.close(read)
+
+
+def test_the_last_lines_say_what_is_not_known(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"[12.5] {DOUBLE}\n[13.5] EDAC MC0: 1 UE memory read error on DIMM_A1 (channel:0 slot:0)\n")
+    page = signals("--from", log).stdout
+    assert "Strong evidence for a fault of this device: xid:48 (0000:9b:00); the time is not known." in page
+    assert "fault of the host's memory or processor, not of an accelerator: edac:ue (DIMM_A1); the time is" in page
+    page = signals("--from", log, "--at", "2026-11-29T10:00:00Z").stdout
+    assert "the time is not known, and may be another than the one asked about." in page
+
+
+def test_what_weighs_nothing_hides_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join([syslog(DOUBLE), syslog(DOUBLE, 60, program="sshd[1]"), syslog(APPLICATION), ""]))
+    row = signals("--from", log).stdout.splitlines()[2]
+    assert row.split()[:5] == ["strong", "memory", "n1", "0000:9b:00", "xid:48"]
+    assert "held wrong bits" in row
+
+
+def test_counters_are_shown_by_their_newest_reading(tmp_path: Path) -> None:
+    record = {
+        "source": "dcgm",
+        "code": "dcgm:311",
+        "device": "GPU-1",
+        "class": "memory",
+        "weight": "strong",
+        "reason": "r",
+    }
+    several = [{**record, "time": f"2026-11-29T10:0{n}:00Z", "count": n, "evidence": f"is {n}"} for n in (2, 3)]
+    (tmp_path / "ours").write_text(json.dumps(several))
+    row = signals("--from", tmp_path / "ours").stdout.splitlines()[2]
+    assert row.split()[:6] == ["strong", "memory", "GPU-1", "dcgm:311", "3", "2026-11-29T10:03:00Z"]
 
 
 def test_times_that_are_not_complete(log: Path) -> None:

@@ -159,6 +159,7 @@ def test_who_wrote_a_line() -> None:
         "kernel",
     )
     assert split("Nov 29 10:00:00 n1 NVRM: x", CLOCK).text == "NVRM: x"
+    assert split("2026-11-29 10:00:00,123 INFO server: x", CLOCK).host == ""
 
 
 def test_the_year_is_the_one_in_which_the_file_was_written(tmp_path: Path) -> None:

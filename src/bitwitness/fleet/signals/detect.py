@@ -10,25 +10,31 @@ import importlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fleet.signals import kernel
+from bitwitness.fleet.signals import edac, kernel
+from bitwitness.fleet.signals.merging import same_host
 from bitwitness.fleet.signals.opening import Opened, regular
 from bitwitness.fleet.signals.reading import words
 from bitwitness.fleet.signals.record import Signal, no_evidence
-from bitwitness.fleet.signals.times import Clock
+from bitwitness.fleet.signals.times import Clock, iso
 
 STDIN = Path("-")
 FILES_MAX = 10_000
 """Of one directory."""
 _DOCUMENTS = ("diagnostic", "amd", "ascend", "metrics", "rasdaemon")
 """Readers of whole documents, imported when there is one to read."""
+_CONTROLLER = re.compile(r"mc\d{1,6}")
+_SILENT_MAX = 100
 _SQLITE = b"SQLite format 3\0"
+_HELD = 2_000
+"""Signals of lines without a host that wait for what the rest of the file names."""
 _CONTENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
@@ -39,6 +45,7 @@ def read(
     zone: tzinfo = UTC,
     boot: datetime | None = None,
     host: str = "",
+    window: tuple[datetime, datetime] | None = None,
 ) -> Iterator[Signal]:
     """The signals of a file, whatever it is. Damage yields what can be read, and *no evidence* for the rest.
 
@@ -47,7 +54,8 @@ def read(
         now: times without a year lie before it; default: when the file was last written.
         zone: of times that do not say theirs.
         boot: when the machine started, for times that count from then.
-        host: the node, where the file does not say.
+        host: the node that is asked about. A file that names no node is taken to be of it; one that names only others says so.
+        window: the time that is asked about: a log that ends before it or begins after it says so.
 
     Raises:
         ConfigurationError: there is no such file.
@@ -63,13 +71,64 @@ def read(
         return
     latest = now or datetime.now(UTC)
     clock = Clock(now or _written(path) or latest, zone, boot)
+    seen = kernel.Seen()
     try:
         sound = opened.sound()
-        for signal in _signals(opened, clock, latest, origin):
-            told = signal if sound else _doubted(signal)
-            yield told if told.host or not host else replace(told, host=host)
+        found = _signals(opened, clock, latest, origin, seen)
+        yield from _of_host((one if sound else _doubted(one) for one in found), seen, host, origin)
+        yield from _beside(seen, host, window, origin)
     finally:
         opened.close()
+
+
+def _of_host(found: Iterable[Signal], seen: kernel.Seen, host: str, origin: str) -> Iterator[Signal]:
+    """The signals, of a node that is asked about also those that name no host, unless the file is of other nodes as well."""
+    held = list[Signal]()
+    lost = 0
+    for signal in found:
+        seen.add(signal.host, None)
+        if signal.host or not host:
+            yield signal
+        elif signal.kind == "no-evidence":
+            yield replace(signal, host=host)
+        elif len(held) < _HELD:
+            held.append(signal)
+        elif _only(seen, host):
+            yield replace(signal, host=host)
+        else:
+            lost += 1
+    if _only(seen, host):
+        yield from (replace(signal, host=host) for signal in held)
+    elif lost or held:
+        why = (
+            f"{lost + len(held)} signal(s) in it name no node, and it is not of this one alone: it names {_some(seen)}"
+        )
+        yield no_evidence("kernel", "kernel:nameless", why, origin=origin, host=host)
+
+
+def _only(seen: kernel.Seen, host: str) -> bool:
+    return all(same_host(one, host) for one in seen.hosts)
+
+
+def _some(seen: kernel.Seen) -> str:
+    names = sorted(seen.hosts)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _beside(seen: kernel.Seen, host: str, window: tuple[datetime, datetime] | None, origin: str) -> Iterator[Signal]:
+    """That a file is not about the node or the time that is asked about: its silence must not be taken for theirs."""
+    if host and seen.hosts and not any(same_host(one, host) for one in seen.hosts):
+        why = f"nothing in it was found to be of {host}: it names {_some(seen)}"
+        yield no_evidence("kernel", "kernel:other-node", why, origin=origin, host=host)
+    if window is None or seen.first is None or seen.last is None:
+        return
+    why = ""
+    if seen.last < window[0]:
+        why = f"it ends at {iso(seen.last)}, before the time that is asked about begins ({iso(window[0])})"
+    elif seen.first > window[1]:
+        why = f"it begins at {iso(seen.first)}, after the time that is asked about ends ({iso(window[1])})"
+    if why:
+        yield no_evidence("kernel", "kernel:other-time", f"{why}: it tells nothing of it", origin=origin, host=host)
 
 
 def _doubted(signal: Signal) -> Signal:
@@ -87,8 +146,11 @@ def read_all(
     zone: tzinfo = UTC,
     boot: datetime | None = None,
     host: str = "",
+    window: tuple[datetime, datetime] | None = None,
 ) -> Iterator[Signal]:
     """The signals of several files and of all files in directories, each file once by whatever names it is given.
+
+    The arguments are those of `read`.
 
     Raises:
         ConfigurationError: one of the paths does not exist; before anything is read.
@@ -98,17 +160,80 @@ def read_all(
     if missing:
         raise ConfigurationError(f"{', '.join(missing)}: no such file or directory")
     seen: set[tuple[int, int]] = set()
+
+    def is_new(path: Path) -> bool:
+        known = _inode(path)
+        if known is None or known not in seen:
+            seen.update(() if known is None else (known,))
+            return True
+        return False
+
     for path in given:
-        files, more = _files(path)
-        for file in files:
-            known = _inode(file)
-            if known is None or known not in seen:
-                if known is not None:
-                    seen.add(known)
-                yield from read(file, now=now, zone=zone, boot=boot, host=host)
-        if more:
-            why = f"it has more than {FILES_MAX:,} files; the others were not read"
-            yield no_evidence("kernel", "kernel:too-many", why, origin=str(path), host=host)
+        found = _Found()
+        found.look(path)
+        for tree in filter(is_new, found.trees):
+            yield from edac.read_sysfs(tree, host=host)
+        for file in filter(is_new, sorted(found.files)):
+            yield from read(file, now=now, zone=zone, boot=boot, host=host, window=window)
+        for silent in found.silent:
+            yield replace(silent, host=host)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is in a directory: files, trees of EDAC counters, and what cannot be read."""
+
+    files: list[Path] = field(default_factory=list)
+    trees: list[Path] = field(default_factory=list)
+    silent: list[Signal] = field(default_factory=list)
+
+    def look(self, path: Path) -> None:
+        """Take in a file, or all that is in a directory."""
+        if path == STDIN or not _is_folder(path):
+            self.files.append(path)
+            return
+        for folder, folders, names in os.walk(path, onerror=self._unreadable):
+            folders.sort()
+            controllers = [name for name in folders if _CONTROLLER.fullmatch(name)]
+            if any((Path(folder) / name / "ue_count").exists() for name in controllers):
+                self.trees.append(Path(folder))
+                folders[:] = [name for name in folders if name not in controllers and name != "power"]
+            for name in sorted(names):
+                if len(self.files) == FILES_MAX:
+                    why = f"it has more than {FILES_MAX:,} files; the others were not read"
+                    self._say("kernel:too-many", why, str(path))
+                    return
+                self._file(Path(folder) / name)
+        if not (self.files or self.trees or self.silent):
+            self._say("kernel:empty", "it is a directory without files", str(path))
+
+    def _file(self, file: Path) -> None:
+        try:
+            if regular(file):
+                self.files.append(file)
+            else:  # a pipe would wait for a writer
+                self._say(
+                    "kernel:skipped", "it is a pipe, a socket or a device, which is not read in a directory", str(file)
+                )
+        except (OSError, ValueError) as error:
+            self._say("kernel:unreadable", f"it cannot be read: {error}", str(file))
+
+    def _unreadable(self, error: OSError) -> None:
+        why = f"it cannot be listed, so that nothing in it was read: {error.strerror or error}"
+        self._say("kernel:unreadable", why, str(error.filename or ""))
+
+    def _say(self, code: str, why: str, origin: str) -> None:
+        if len(self.silent) == _SILENT_MAX:
+            why, origin = "there is more that could not be read than is listed", ""
+        if len(self.silent) <= _SILENT_MAX:
+            self.silent.append(no_evidence("kernel", code, why, origin=origin))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _exists(path: Path) -> bool:
@@ -129,35 +254,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _files(path: Path) -> tuple[Sequence[Path], bool]:
-    """The file, or those in the directory, and whether there are more of them than are read."""
-    if path == STDIN or not path.is_dir():
-        return (path,), False
-    found = list[Path]()
-    for folder, _, names in _walk(path):
-        for name in names:
-            file = folder / name
-            if _readable(file):
-                if len(found) == FILES_MAX:
-                    return sorted(found), True
-                found.append(file)
-    return sorted(found), False
-
-
-def _walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        yield Path(folder), folders, sorted(names)
-
-
-def _readable(path: Path) -> bool:
-    """Whether a file of a directory is one to read: a pipe would wait for a writer."""
-    try:
-        return regular(path)
-    except (OSError, ValueError):
-        return False
-
-
 def _written(path: Path) -> datetime | None:
     try:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC) if path != STDIN and regular(path) else None
@@ -165,7 +261,7 @@ def _written(path: Path) -> datetime | None:
         return None
 
 
-def _signals(opened: Opened, clock: Clock, latest: datetime, origin: str) -> Iterator[Signal]:
+def _signals(opened: Opened, clock: Clock, latest: datetime, origin: str, seen: kernel.Seen) -> Iterator[Signal]:
     head = opened.head
     if opened.format:
         yield no_evidence("kernel", "kernel:unreadable", f"it is {opened.format}", origin=origin)
@@ -183,7 +279,7 @@ def _signals(opened: Opened, clock: Clock, latest: datetime, origin: str) -> Ite
     elif name:
         yield from _of_document(name, opened, latest, origin)
     else:
-        yield from _of_log(opened, clock, latest, origin)
+        yield from _of_log(opened, clock, latest, origin, seen)
     for problem in opened.problems:
         yield no_evidence("kernel", "kernel:damaged", problem, origin=origin)
 
@@ -237,11 +333,12 @@ def _of_document(name: str, opened: Opened, latest: datetime, origin: str) -> It
         yield no_evidence(name, f"{name}:unreadable", f"it cannot be read: {error!r:.200}", origin=origin)
 
 
-def _of_log(opened: Opened, clock: Clock, latest: datetime, origin: str) -> Iterator[Signal]:
+def _of_log(opened: Opened, clock: Clock, latest: datetime, origin: str, seen: kernel.Seen) -> Iterator[Signal]:
     binary = opened.binary
     lines = opened.lines()
     foreign = False
-    for signal in kernel.read(lines, clock, origin=origin, latest=latest, export=kernel.is_export(opened.head)):
+    export = kernel.is_export(opened.head)
+    for signal in kernel.read(lines, clock, origin=origin, latest=latest, export=export, seen=seen):
         if signal.code == "kernel:foreign":
             foreign = True
         else:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import bz2
 import codecs
 import lzma
+import os
 import re
 import stat
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ WHOLE_MAX = 64 * 1024 * 1024
 _UNPACKED_MAX = 16 * 1024**3
 """Bytes that come out of one compressed file at most: small files can unpack to more than there is time for."""
 _CHUNK = 64 * 1024
+_PATIENCE = 5.0
+"""Seconds that a pipe may have no writer."""
 _BREAKS = re.compile(rb"[\r\0]+")
 
 _UNREADABLE = {
@@ -143,7 +147,8 @@ class Opened:
         self.problems: list[str] = []
         self.packed = False
         self.corrupt = False
-        self._stream: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
+        self._begun = b""
+        self._stream: BinaryIO = sys.stdin.buffer if path is None else self._open(path)
         try:
             raw = self._read_raw(max(HEAD, 16))
             self.format = next((why for magic, why in _UNREADABLE.items() if raw.startswith(magic)), "")
@@ -229,7 +234,24 @@ class Opened:
 
         A first read that fails is the caller's; a later one ends the file and is a problem.
         """
-        return self._stream.read(size)
+        begun, self._begun = self._begun, b""
+        return begun + self._stream.read(size)
+
+    def _open(self, path: Path) -> BinaryIO:
+        """The file, or what is written into a pipe; nothing that could be waited for without end."""
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise OSError("it is a device, which may never end: give what it says as a file or through a pipe")
+        if not stat.S_ISFIFO(mode):
+            return path.open("rb")
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._begun = _written_into(file)
+            os.set_blocking(file, True)
+            return os.fdopen(file, "rb")
+        except BaseException:
+            os.close(file)
+            raise
 
     def _raw(self, first: bytes) -> Iterator[bytes]:
         chunk = first
@@ -332,6 +354,25 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
                 rest, skipping = b"", True
     if rest:
         yield rest, True
+
+
+def _written_into(pipe: int) -> bytes:
+    """The first byte of a pipe, or none yet where somebody has it open to write.
+
+    Raises:
+        OSError: nobody has.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            first = os.read(pipe, 1)
+        except BlockingIOError:
+            return b""
+        if first:
+            return first
+        if time.monotonic() > until:
+            raise OSError(f"it is a pipe into which nobody wrote for {_PATIENCE:g} seconds")
+        time.sleep(_PATIENCE / 100)
 
 
 def regular(path: Path) -> bool:

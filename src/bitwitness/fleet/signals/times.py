@@ -243,7 +243,9 @@ _SPREAD = re.compile(r"(?!kernel:)([A-Za-z0-9][\w.-]{0,252}): +(?=\[\s*\d+\.\d+\
 """What pdsh and its kind print before a line: the name of the node."""
 _OF_KERNEL = re.compile(r"([A-Za-z0-9_][\w.:-]{0,252}) kernel:\s+")
 _FACILITY = re.compile(r"(?:kern|user|daemon|syslog)\s*:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*:\s*")
+_LEVEL = "(?i:trace|debug|info|notice|warn|warning|err|error|crit|critical|alert|emerg|fatal|panic)"
 _HOST = re.compile(
+    rf"(?!{_LEVEL}\s)"
     r"([A-Za-z0-9_](?:[A-Za-z0-9_.:-]{0,252}[A-Za-z0-9_])?)\s+(?=[A-Za-z0-9_./()@-]{1,128}(?:\[\d+\])?:(?:\s|$))"
 )
 _TAG = re.compile(r"(?!NVRM:|mce:)([A-Za-z0-9_./()@-]{1,128})(?:\[\d+\])?:\s+")
