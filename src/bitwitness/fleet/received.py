@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.evidence import Kind, Observation, Persistence, Verdict
+from bitwitness.fleet.checked import check_incident
 from bitwitness.fleet.clusters.base import one_line, valid_node
 from bitwitness.runfiles import RunFiles
 from bitwitness.runfiles.files import SCHEMA, Reported, read_json, sync_folder
-from bitwitness.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +37,8 @@ LARGEST = 8 << 20
 _DEEPEST = 40
 _MOST = 500_000
 """Values in one incident: indented on disk, each takes a line, and what a body of commas becomes would fill it."""
-_LARGEST_NUMBER = 2**53
-_YEARS = range(2000, 2200)
-"""Of a time: whoever adds a day to one at the end of the calendar fails."""
 _HOUR = timedelta(hours=1)
 _RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
-_JOB = re.compile(r"[a-z]{1,20}:[A-Za-z0-9_.+-]{1,80}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -85,7 +79,7 @@ def valid_run(name: str) -> str:
     return name
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes, now: datetime) -> dict[str, Any]:
     """An incident from its JSON, every part of it checked that anybody acts upon.
 
     Raises:
@@ -102,13 +96,11 @@ def parse(body: bytes) -> dict[str, Any]:
             400, f"the body is no JSON object of schema {SCHEMA}: send an incident.json as this version writes it"
         )
     try:
-        _check(record)
-    except Refused:
-        raise
+        check_incident(record, now)
+        for name in {*(place["node"] for place in record["placement"]), *record["verdict"]["nodes"]}:
+            valid_node(name)
     except ConfigurationError as error:
         raise Refused(400, one_line(str(error), 400)) from error
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Refused(400, f"the body is no incident: {one_line(repr(error))}") from error
     return record
 
 
@@ -143,75 +135,6 @@ def _items(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def _check(record: Mapping[str, Any]) -> None:
-    """Raise whatever fits where a part is missing or of another kind."""
-    if not isinstance(record["id"], str) or not _ID.fullmatch(record["id"]):
-        raise Refused(400, f"{record['id']!r:.120} is no id of an incident, such as 20261129T093015Z-4be1d2")
-    datetime.strptime(record["id"][:16], "%Y%m%dT%H%M%S%z")
-    time = datetime.fromisoformat(record["time"])
-    if time.tzinfo is None or time.year not in _YEARS:
-        raise ValueError("its time has no zone, or is in another age")
-    job = record.get("scheduler_job")
-    if job and (not isinstance(job, str) or not _JOB.fullmatch(job)):
-        raise Refused(400, f"{job!r:.120} is no job of a scheduler, such as slurm:1234")
-    for seen in _list(record["observations"]):
-        Observation.from_json(seen)
-    placement = _list(record["placement"])
-    for place in placement:
-        _whole(place["rank"], place["slot"])
-        _names(place["device"], place.get("model", ""), place.get("software", ""))
-        _node(place["node"])
-    _check_verdict(record["verdict"], Topology.from_json(placement))
-
-
-def _check_verdict(record: Mapping[str, Any], topology: Topology) -> None:
-    for name in ("ranks", "nodes", "devices", "candidates", "persistences"):
-        _list(record.get(name, []))
-    verdict = Verdict.from_json(record)
-    _whole(verdict.step, *verdict.ranks, *verdict.candidates, *verdict.window)
-    _names(*verdict.devices)
-    if not isinstance(verdict.reason, str) or len(verdict.reason) > 10_000:
-        raise TypeError(f"its reason is no text, or too long: {verdict.reason!r:.80}")
-    for node in verdict.nodes:
-        _node(node)
-    if verdict.status == "clean":
-        raise ValueError("its verdict is clean: nothing has happened")
-    if verdict.kind not in get_args(Kind) or any(one not in get_args(Persistence) for one in verdict.persistences):
-        raise ValueError("its verdict is of an unknown kind or persistence")
-    if verdict.status != "attributed" and (verdict.nodes or verdict.devices):
-        raise ValueError("its verdict names nobody, and yet has nodes or devices")
-    if not all(0 <= rank < topology.world_size for rank in (*verdict.ranks, *verdict.candidates)):
-        raise ValueError("its verdict names a rank that the placement does not have")
-    if set(verdict.nodes) != set(topology.nodes_of(verdict.ranks)):
-        raise ValueError("its verdict names other nodes than those of its ranks")
-    if not set(verdict.devices) <= {topology.device_of(rank) for rank in verdict.ranks}:
-        raise ValueError("its verdict names other devices than those of its ranks")
-
-
-def _node(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"no name of a node: {name!r:.80}")
-    valid_node(name)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"no list: {value!r:.80}")
-    return value
-
-
-def _whole(*values: Any) -> None:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _LARGEST_NUMBER:
-            raise TypeError("no whole number, or one too large")
-
-
-def _names(*values: Any) -> None:
-    for value in values:
-        if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
-            raise TypeError(f"no name: {value!r:.80}")
-
-
 class Store:
     """The folder of the inbox, `FOLDER/<run>/incidents/<id>/incident.json`, written by one process.
 
@@ -242,7 +165,7 @@ class Store:
         """
         valid_run(run)
         with self._lock:
-            record = parse(body)
+            record = parse(body, self._clock())
             incident = str(record["id"])
             home = self._home(run)
             if self._known(home / "incidents" / incident, record):
