@@ -224,6 +224,8 @@ def test_who_wrote_an_entry_of_the_journal() -> None:
     assert (one.weight, "written by sshd" in one.reason) == ("none", True)
     (one,) = read_lines(json.dumps({**entry, "SYSLOG_IDENTIFIER": "kernel", "_TRANSPORT": "kernel"}))
     assert one.weight == "strong"
+    (one,) = read_lines(f"n17 sshd[1]: grep '{xid(48)}'")
+    assert one.weight == "none"
     (one,) = read_lines(syslog(f"audit: type=1123 msg='{xid(48)}'"))
     assert one.weight == "none"
 

@@ -66,8 +66,8 @@ _PLUGIN = re.compile(
 )
 _AGAIN = re.compile(r"(?:(\S{1,253}) )?last message repeated (\d{1,9}) times?\b")
 _OBJECT = re.compile(r"(?:\[\s*)?(?:[\d.]{9,22},\s*)?\{\s*\"")
-_NAMED = re.compile(r"(audit|[\w./-]{1,64}(?=\[\d+\])|logger)(?:\[\d+\])?: ")
-"""A program that writes into the kernel's own log."""
+_NAMED = re.compile(r"(?:^|[\s>])(audit(?=: )|[\w./@-]{1,64}(?=\[\d{1,10}\]: ))")
+"""A program whose words are in the kernel's own log, or in a line without a stamp."""
 _FORWARDERS = re.compile(
     r"(?:.*/)?(?:kernel|kubelet|node-problem-detector|npd|rsyslogd?|syslog-ng|systemd-journald|journal(?:ctl|d)?|dmesg|klogd"
     r"|nvidia[\w.-]*|nv-[\w.-]+|nvsm|dcgm[\w.-]*|fabricmanager|mcelog|rasdaemon|edac[\w-]*|fluent[\w-]*|vector|promtail)",
@@ -435,9 +435,9 @@ def _trimmed(text: str) -> str:
 
 def _quoted_by(stamped: Stamped) -> str:
     """The program that wrote or forwarded a line and is none of those that hand on what the kernel says; or ""."""
-    own = _NAMED.match(stamped.text)
-    names = (*stamped.programs, own[1]) if own else stamped.programs
-    return next((name for name in names if _FORWARDERS.fullmatch(name) is None), "")
+    mark = _PLAIN.search(stamped.text)
+    own = _NAMED.findall(stamped.text, 0, mark.start()) if mark else []
+    return next((name for name in (*stamped.programs, *own) if _FORWARDERS.fullmatch(name) is None), "")
 
 
 def _around(stamped: Stamped, piece: wrapped.Piece) -> Stamped:
