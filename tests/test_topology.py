@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.topology import Placement, Topology, node_name
+from bitwitness.topology import Placement, Topology, node_name, scheduler_job
 
 
 def place(nodes: list[int]) -> Topology:
@@ -214,3 +214,17 @@ def test_a_host_without_an_address_falls_back_to_its_name(tmp_path: Path, monkey
     config = tmp_path / "resource_config.json"
     config.write_text(hyperpod())
     assert node_name({}, config) == "host-7"
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "4711"}, "slurm:4711"),
+        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "slurm:7_3"),
+        ({"SLURM_JOB_ID": "4711; true"}, ""),
+        ({"SLURM_JOB_ID": ""}, ""),
+    ],
+)
+def test_the_job_of_a_scheduler(environment: dict[str, str], job: str) -> None:
+    assert scheduler_job(environment) == job

@@ -186,10 +186,12 @@ def node_name(environment: Mapping[str, str], resource_config: Path = RESOURCE_C
 def scheduler_job(environment: Mapping[str, str]) -> str:
     """The job of the scheduler that this process belongs to, e.g. `slurm:4711`; empty where none says so.
 
-    Whoever repairs the cluster needs it: the job that has ended is to be started again without the node.
+    Whoever repairs the cluster needs it: the job that has ended is to be started again without the node. A task of an array is
+    `slurm:4711_3`: by the number alone of its last task, which is that of the array, all of them would be started again.
     """
-    job = environment.get("SLURM_JOB_ID", "").strip()
-    return f"slurm:{job}" if re.fullmatch(r"[0-9]{1,18}", job) else ""
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID", "").strip() for name in ("JOB", "TASK"))
+    job = f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "").strip()
+    return f"slurm:{job}" if re.fullmatch(r"[0-9]{1,18}(_[0-9]{1,18})?", job) else ""
 
 
 def _hyperpod_node(resource_config: Path) -> str | None:
