@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bitwitness.fleet.signals import catalogue, kernel
+from bitwitness.fleet.signals import catalogue, detect, kernel
 from bitwitness.fleet.signals.catalogue import pci_address
 from tests.fleet.signals.lines import NOW, REMAP, SWITCH, codes, read_file, read_lines, syslog
 
@@ -388,6 +388,18 @@ def test_long_lines_are_cut(tmp_path: Path) -> None:
     assert codes(found) == ["xid:63", "kernel:damaged"]
     assert "2 line(s)" in found[1].reason
     assert "64 KiB" in found[1].reason
+
+
+def test_holes_of_many_gigabytes_are_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "lastlog"
+    with log.open("wb") as file:
+        file.write(syslog(REMAP).encode() + b"\n")
+        file.seek(200 << 30)
+        file.write(b"\n" + syslog(xid(48)).encode() + b"\n")
+        file.truncate(400 << 30)
+    found = list(detect.read(log, now=NOW))
+    assert codes(found)[:2] == ["xid:63", "xid:48"]
+    assert {one.kind for one in found[2:]} == {"no-evidence"}
 
 
 # What lines are wrapped in --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import errno
 import lzma
 import os
 import re
@@ -263,10 +264,24 @@ class Opened:
                 self.problems.append(f"it could not be read to its end ({error})")
                 return
 
+    def _skip_hole(self) -> None:
+        """Go on where there is something: some logs (`lastlog`) have holes of gigabytes in which nothing was ever written."""
+        try:
+            here = self._stream.tell()
+            self._stream.seek(os.lseek(self._stream.fileno(), here, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                self._stream.seek(0, os.SEEK_END)
+        except ValueError:  # no file of the system's
+            return
+
     def _unpacked(self, first: bytes) -> Iterator[bytes]:
         kind = next((kind for magic, kind in _PACKED.items() if first.startswith(magic)), None)
         if kind is None:
-            yield from self._raw(first)
+            for chunk in self._raw(first):
+                yield chunk
+                if not chunk.strip(b"\0"):
+                    self._skip_hole()
             return
         self.packed = True
         total, unpacker, made = 0, kind(), False
