@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +13,10 @@ from click.testing import CliRunner
 
 from bitwitness.cli.main import cli
 from bitwitness.errors import RunFilesError
+from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.identity import (
     Condemned,
+    Return,
     Sighting,
     read_condemned,
     returned,
@@ -108,6 +110,29 @@ def test_an_incident_that_came_over_the_network_is_a_sighting(play: Rehearsal) -
     (text,) = play.trail("returned")
     assert "THE SAME SILICON IS BACK: device GPU-n1-0 is in n2, and was in n1" in text
     assert play.cluster.calls() == [("drain", "n1"), ("drain", "n2")]
+
+
+def test_a_return_that_is_cleared_while_it_is_compared_is_none(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.incident()
+    play.rounds(2)
+    play.clock.move(timedelta(hours=1))
+    where = Topology((Placement(0, "n2", "GPU-n1-0", 0, "H100", "x"),))
+    RunFiles(play.run_dir).write_run({"started": play.clock.wall.isoformat(), "placement": where.to_json()})
+    compare = play.controller._returned
+
+    def cleared(seen: Sequence[Sighting]) -> list[Return]:
+        found = compare(seen)
+        monkeypatch.setattr(play.controller, "_returned", compare)
+        clear(play.state, play.cluster, "n1", "it was a test", "kim@head")
+        assert len(found) == 1
+        return found
+
+    monkeypatch.setattr(play.controller, "_returned", cleared)
+    play.rounds(3)
+    assert play.trail("returned") == []
+    assert play.cluster.calls() == [("drain", "n1"), ("clear", "n1")]
 
 
 def test_a_job_that_still_runs_on_a_draining_node_is_no_return(play: Rehearsal) -> None:

@@ -18,9 +18,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from bitwitness.errors import BitwitnessError, RunFilesError
+from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.fleet.acting import DAMAGE, Actor
 from bitwitness.fleet.budget import Hold
+from bitwitness.fleet.checked import check_incident
 from bitwitness.fleet.clusters.base import Cluster, Troubled
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
 from bitwitness.fleet.following import Follower
@@ -249,6 +250,9 @@ class Controller:
             return Trouble(key, said[0])
         try:
             incident = read_incident(path)
+            check_incident(incident.record, self.state.clock.now())
+            if incident.record["id"] != path.name:
+                raise ConfigurationError(f"it calls itself {incident.record['id']}: was the folder renamed or copied?")
             namings = namings_of(incident, str(run.path))
         except (BitwitnessError, OSError, *DAMAGE) as error:
             self._damaged[path] = stamp
@@ -380,8 +384,11 @@ class Controller:
         return back.condemned.node == back.sighting.node and (same or told)
 
     def _tell_returns(self, found: Sequence[Return]) -> None:
-        """Say loudly, and propose, inside `State.change`; once each."""
+        """Say loudly, and propose, inside `State.change`; once each, and only of what nobody has cleared meanwhile."""
+        still = {(one.device, one.incident, one.time) for one in self.book.condemned()} if found else set()
         for back in found:
+            if (back.condemned.device, back.condemned.incident, back.condemned.time) not in still:
+                continue
             if not self.book.add_return(back):
                 continue
             was, now = back.condemned, back.sighting
