@@ -261,6 +261,13 @@ def test_old_lines_that_are_forwarded_keep_their_time() -> None:
     ):
         (one,) = read_lines(line)
         assert one.time == "2026-11-22T09:30:15.000Z"
+    ring = f"[12345.678901] {xid(48)}"
+    for line in (json.dumps({"log": ring, "time": "2026-11-29T09:40:15Z"}), f"2026-11-29T09:40:15Z stdout F {ring}"):
+        (one,) = read_lines(line)
+        assert (one.time, "when it was forwarded" in one.reason) == ("2026-11-29T09:40:15.000Z", True)
+    for line in (syslog(ring), f"[2026-11-29 09:40:15.5]{ring}", f"2026-11-29T09:40:15Z stdout F {syslog(ring)}"):
+        (one,) = read_lines(line)
+        assert "forwarded" not in one.reason
 
 
 def test_what_the_device_plugin_of_kubernetes_heard() -> None:

@@ -411,6 +411,8 @@ class _Reader:
             time = iso(stamped.time)
             if stamped.time - self.latest > _AHEAD:
                 reason += " (its time is in the future: a wrong clock, or another zone than the one given)"
+            elif stamped.forwarded:
+                reason += " (its time is when it was forwarded: where an old log was read again, it is older)"
         elif stamped.doubt:
             reason += f" (its time is not known: {stamped.doubt})"
         host = words(stamped.host, 253) or self.host
@@ -465,6 +467,8 @@ def _inside(outer: Stamped, inner: Stamped) -> Stamped:
         relative="" if time else inner.relative,
         known=True,
         programs=(*outer.programs, *inner.programs),
+        forwarded=inner.forwarded
+        or (time is not None and inner.time is None and bool(inner.place) and not (*outer.programs, *inner.programs)),
     )
 
 

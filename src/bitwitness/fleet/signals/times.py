@@ -88,6 +88,7 @@ class Stamped:
         doubt: why it has no time although it says one; "" where it has, or says none.
         place: seconds since boot as the line has them, also where it says more than that.
         programs: who wrote it and who forwarded it, the outermost first.
+        forwarded: whether the time is only that of a container's log, and the line itself counts from boot.
     """
 
     text: str
@@ -99,6 +100,7 @@ class Stamped:
     doubt: str = ""
     place: str = ""
     programs: tuple[str, ...] = ()
+    forwarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class _Prefix:
     relative: str = ""
     doubt: str = ""
     program: str = ""
+    container: bool = False
 
 
 def iso(moment: datetime) -> str:
@@ -176,7 +179,10 @@ def split(line: str, clock: Clock) -> Stamped:
         time = _since_boot(place, clock)
         sure = time is not None
     programs = tuple(one.program for one in found if one.program)
-    return Stamped(rest, time, host, place if time is None else "", bool(found), sure, doubt, place, programs)
+    dated = [one for one in found if one.time is not None]
+    forwarded = bool(place and dated and dated[-1].container and not programs)
+    relative = place if time is None else ""
+    return Stamped(rest, time, host, relative, bool(found), sure, doubt, place, programs, forwarded)
 
 
 def inner_of(outer: datetime | None, outer_sure: bool, inner: datetime, sure: bool) -> tuple[datetime, bool]:
@@ -314,7 +320,7 @@ def _with_host(rest: str, time: datetime | None, sure: bool, doubt: str = "") ->
     """What follows a time in a line of syslog: host and program, or neither."""
     cri = _CRI.match(rest)
     if cri is not None:
-        return _Prefix(rest[cri.end() :], time, "", sure, doubt=doubt)
+        return _Prefix(rest[cri.end() :], time, "", sure, doubt=doubt, container=True)
     host = _HOST.match(rest)
     rest = rest[host.end() :] if host else rest
     tag, program = _TAG.match(rest), ""
