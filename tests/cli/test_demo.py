@@ -113,6 +113,7 @@ def test_a_weight_in_memory_as_a_person_reads_it(tmp_path: Path) -> None:
     assert not done.stderr
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="a demo more: BITWITNESS_EXHAUSTIVE=1")
 def test_a_lasting_nan_where_nobody_can_be_named(tmp_path: Path) -> None:
     """Once more under suspicion, then a person must look: that is as it should be."""
     record = report(demo("--fault", "nan", "--json", "--run-dir", tmp_path / "run", *TWO))

@@ -227,6 +227,7 @@ def test_what_a_death_left_of_a_record_stops_no_later_start(tmp_path: Path) -> N
     assert len(_strikes(tmp_path / "hit")) == 1
 
 
+@pytest.mark.skipif(not EXHAUSTIVE, reason="a supervised run more: BITWITNESS_EXHAUSTIVE=1")
 def test_a_fault_that_never_lands_fails_the_job(tmp_path: Path) -> None:
     done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=1 grad_w:weight @ step=9 : n=1 -> bit=26")
     assert done.returncode == 1

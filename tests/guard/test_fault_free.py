@@ -91,6 +91,5 @@ def test_ends_bit_identical(launches: dict[int, Launch], ranks: int, name: str) 
 
 def test_that_many_steps_in_all(launches: dict[int, Launch]) -> None:
     steps = sum(len(launches[ranks].seen(name)[0]["updated"]) for ranks, name in RUNS)
-    assert (
-        steps == sum(steps for of_ranks in STEPS.values() for steps in of_ranks.values()) >= 1000 * (1 + (SHARE == 1.0))
-    )
+    least = 2000 if SHARE == 1.0 else 500
+    assert steps == sum(steps for of_ranks in STEPS.values() for steps in of_ranks.values()) >= least

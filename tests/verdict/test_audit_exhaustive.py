@@ -119,7 +119,7 @@ def test_two_faults_where_nodes_have_two_ranks(seed: int) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize("nodes", NODES if EVERYTHING else range(2, 6))
 def test_three_faults(nodes: int, seed: int) -> None:
     """On three ranks, and on two of which one has two."""
     tally = Tally(seed)
