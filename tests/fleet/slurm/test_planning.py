@@ -216,10 +216,88 @@ def test_a_reason_stays_one_word_of_one_line(reason: str) -> None:
 
 
 def test_ids_of_jobs() -> None:
-    assert [job_id(job) for job in ("slurm:1234", "1234", "12_3", "12+0")] == ["1234", "1234", "12_3", "12+0"]
+    assert [job_id(job) for job in ("slurm:1234", "1234", "slurm:12_3")] == ["1234", "1234", "12_3"]
     for wrong in ("", "slurm:", "k8s:1", "1 2", "-1", "0", "all", "1;2", "1\n"):
         with pytest.raises(ConfigurationError):
             job_id(wrong)
+    with pytest.raises(ConfigurationError, match="heterogeneous"):
+        job_id("12+0")
+
+
+ARRAY = """\
+JobId=3 ArrayJobId=7 ArrayTaskId=1 JobName=a JobState=PENDING
+   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)
+   Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=160:0
+   NodeList=n[1,3]
+
+JobId=7 ArrayJobId=7 ArrayTaskId=3 JobName=a
+   JobState=COMPLETED Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   NodeList=n2
+
+JobId=8 ArrayJobId=7 ArrayTaskId=4-8:2,11%2 JobName=a
+   JobState=PENDING Reason=JobHeldUser Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   NodeList=
+"""
+
+
+def shown(job: str, text: str) -> JobState:
+    return SlurmCluster(Recorded(scontrol=Answer(0, text))).job(job)
+
+
+def test_a_task_of_an_array_is_asked_about_and_started_again_by_its_own_number() -> None:
+    runner = Recorded(scontrol=Answer(0, ARRAY))
+    task = SlurmCluster(runner).job("slurm:7_1")
+    assert runner.asked == [("scontrol", "--all", "show", "job", "7_1")]
+    assert task == JobState("7_1", "ended", "FAILED (NonZeroExitCode)", 160, 2, (), ("n1", "n3"))
+    assert requeue(task, "n2") == [
+        "scontrol requeuehold 7_1",
+        "scontrol update JobId=7_1 ExcNodeList=n2",
+        "scontrol release 7_1",
+    ]
+    assert [(shown(f"7_{place}", ARRAY).state, shown(f"7_{place}", ARRAY).held) for place in (3, 4, 8, 11)] == [
+        ("ended", False),
+        ("pending", True),
+        ("pending", True),
+        ("pending", True),
+    ]
+    for gone in ("7_5", "7_9", "8_1"):
+        with pytest.raises(ClusterError, match="not understood"):
+            shown(gone, ARRAY)
+    no_such = Recorded(scontrol=Answer(1, "Job 7_9 not found\n"))
+    assert SlurmCluster(no_such).job("7_9") == JobState("7_9", "absent")
+
+
+def test_a_number_that_stands_for_a_whole_array_is_refused() -> None:
+    last = ARRAY.split("\n\n")[1]  # once the others are forgotten
+    for text in (ARRAY, last):
+        with pytest.raises(ConfigurationError, match=r"job array.*requeue 7_TASK"):
+            shown("7", text)
+    first = ARRAY.split("\n\n", maxsplit=1)[0]
+    assert shown("3", first).state == "ended"  # its own id, which no other task has
+
+
+def test_a_heterogeneous_job_is_refused() -> None:
+    text = ARRAY.replace("ArrayJobId=7 ArrayTaskId=", "HetJobId=3 HetJobOffset=")
+    for job in ("3", "7", "7_1"):
+        with pytest.raises(ConfigurationError, match="heterogeneous"):
+            shown(job, text)
+    with pytest.raises(ConfigurationError, match="heterogeneous"):
+        requeue(replace(ENDED, job="7+0"), "n2")
+
+
+def test_a_job_that_slurm_starts_no_second_time_is_refused() -> None:
+    text = ARRAY.split("\n\n", maxsplit=1)[0].replace("Requeue=1", "Requeue=0")
+    with pytest.raises(ConfigurationError, match="--requeue"):
+        SlurmCluster(Recorded()).plan_requeue(shown("7_1", text), ["n2"])
+
+
+def test_what_is_missing_on_this_machine_is_no_job_that_is_gone() -> None:
+    broken = SlurmCluster(Recorded(scontrol=Answer(127, "", "scontrol: libslurm.so: cannot open: not found\n")))
+    for ask in (lambda: broken.job("7"), lambda: broken.look("n2")):
+        with pytest.raises(ClusterError, match="ended with 127"):
+            ask()
 
 
 def test_looking_at_a_busy_node_lists_its_jobs() -> None:

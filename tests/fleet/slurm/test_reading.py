@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitwitness.errors import ClusterError
+from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters import slurm_json, slurm_text
 from bitwitness.fleet.clusters.base import Census, JobState, NodeState, Service
 from bitwitness.fleet.clusters.slurm_names import expand
@@ -78,6 +78,27 @@ def test_recorded_jobs(version: str, name: str, phase: str, raw: str, code: int 
     ):
         assert (state.state, state.raw.replace("_", " "), state.exit_code) == (phase, raw.replace("_", " "), code)
         assert (state.restarts, state.excluded) == (restarts, ("n2",))
+        assert state.nodes == (() if phase == "pending" else ("n1", "n3"))
+        assert (state.requeueable, state.held) == (True, False)  # held by us, until its nodes are excluded
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tasks_of_an_array_in_json(version: str) -> None:
+    answer = json_of(version, "job_failed")
+    number: Any = (lambda value: value) if version == "22.05" else (lambda value: {"set": True, "number": value})
+    (one,) = answer["jobs"]
+    tasks = [{**one, "array_job_id": number(7), "array_task_id": number(task)} for task in (0, 3)]
+    waiting = {**tasks[0], "job_state": "PENDING", "array_task_string": "4-5", "state_reason": "JobHeldUser"}
+    answer["jobs"] = [*tasks, {**waiting, "requeue": False}]
+    assert slurm_json.job_state(answer, "7_3").exit_code == 160
+    assert slurm_json.job_state(answer, "7_6") == JobState("7_6", "absent")
+    held = slurm_json.job_state(answer, "7_5")
+    assert (held.state, held.held, held.requeueable) == ("pending", True, False)
+    with pytest.raises(ConfigurationError, match="job array"):
+        slurm_json.job_state(answer, "7")
+    answer["jobs"] = [{**one, "het_job_id": number(7)}]
+    with pytest.raises(ConfigurationError, match="heterogeneous"):
+        slurm_json.job_state(answer, "7")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -255,7 +276,7 @@ def test_damaged_json_is_an_error_or_no_better_than_it_was(data: st.DataObject) 
 def _no_better(kind: str, read: Any, damaged: Any) -> None:
     try:
         state = read(damaged, "n2" if kind == "node" else "1")
-    except ClusterError:
+    except (ClusterError, ConfigurationError):  # the latter: it looks like an array
         return
     if kind == "node":
         assert isinstance(state, NodeState)

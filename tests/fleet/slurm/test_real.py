@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bitwitness.cli.advice import next_steps
-from bitwitness.errors import ClusterError
+from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters import slurm_command
 from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, NodeState
 from bitwitness.fleet.clusters.slurm import SlurmCluster
@@ -165,6 +165,42 @@ def test_a_busy_node_drains_and_its_job_starts_again_elsewhere(here: Slurm, clus
     assert cluster.look("n2").service == "out"
     here.run("scancel", job)  # that a requeued job runs elsewhere is seen in the rehearsal
     carry_out(cluster, act("clear", "n2"))
+
+
+def test_one_task_of_an_array_starts_again_and_no_other(here: Slurm, cluster: SlurmCluster) -> None:
+    gate = here.folder / "array-gate"
+    script = f"#!/bin/sh\n[ $SLURM_ARRAY_TASK_ID = 2 ] && while [ ! -e {gate} ]; do sleep 0.1; done\n"
+    array = here.submit(f"{script}[ $SLURM_ARRAY_TASK_ID = 1 ] && exit 160\nexit 0\n", "--array=0-3", "--exclude=n3")
+    task = f"slurm:{array}_1"
+    until(lambda: cluster.job(task).state == "ended", "the task ends")
+    until(lambda: cluster.job(f"{array}_3").state == "ended", "the last task ends")
+    with pytest.raises(ConfigurationError, match="job array"):
+        cluster.job(array)  # which is the id of the last task as well
+    ended = cluster.job(task)
+    assert (ended.exit_code, ended.restarts, len(ended.nodes)) == (160, 0, 1)
+    for call in cluster.plan_requeue(ended, ["n1"]):
+        cluster.carry_out(call)
+    again = cluster.job(task)
+    assert (again.state, again.restarts, tuple(sorted(again.excluded))) == ("pending", 1, ("n1", "n3"))
+    others = [cluster.job(f"{array}_{number}") for number in (0, 2, 3)]
+    assert [(one.state, one.restarts) for one in others] == [("ended", 0), ("running", 0), ("ended", 0)]
+    assert cluster.job(f"{array}_9").state == "absent"
+    gate.touch()
+    here.run("scancel", array)
+
+
+def test_what_starts_no_second_time(here: Slurm, cluster: SlurmCluster) -> None:
+    job = here.submit("#!/bin/sh\nexit 160\n", "--no-requeue", "--exclude=n3")
+    until(lambda: cluster.job(job).state == "ended", "the job ends")
+    with pytest.raises(ConfigurationError, match="Requeue=0"):
+        cluster.plan_requeue(cluster.job(job), ["n3"])
+    held = here.submit("#!/bin/sh\nexit 0\n", "--hold")
+    assert (cluster.job(held).state, cluster.job(held).held) == ("pending", True)
+    here.run("scancel", held)
+    parts = here.submit("#!/bin/sh\nexit 0\n", "--exclude=n3", "--hold", ":", "--exclude=n3", "--hold")
+    with pytest.raises(ConfigurationError, match="heterogeneous"):
+        cluster.job(parts)
+    here.run("scancel", parts)
 
 
 def test_a_reboot_is_asked_for_and_seen(here: Slurm, cluster: SlurmCluster) -> None:

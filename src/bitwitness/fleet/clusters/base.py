@@ -95,6 +95,9 @@ class JobState:
         exit_code: of one that has ended; None where the cluster does not say.
         restarts: how often it was requeued.
         excluded: nodes on which it must not start.
+        nodes: on which it runs or ran last; () where the cluster does not say.
+        requeueable: False where the cluster says that it starts it no second time.
+        held: whether a person holds it back.
     """
 
     job: str
@@ -103,6 +106,9 @@ class JobState:
     exit_code: int | None = None
     restarts: int = 0
     excluded: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    requeueable: bool = True
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

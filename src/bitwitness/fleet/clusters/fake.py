@@ -118,11 +118,23 @@ class FakeCluster:
             if seen is None:
                 return JobState(job, "absent")
             raw = seen["state"] + (" held" if seen.get("held") else "")
-            return JobState(job, seen["state"], raw, seen["exit"], seen["restarts"], tuple(seen["excluded"]))
+            return JobState(
+                job,
+                seen["state"],
+                raw,
+                seen["exit"],
+                seen["restarts"],
+                tuple(seen["excluded"]),
+                tuple(seen["nodes"]),
+                seen.get("requeueable", True),
+                seen.get("by_person", False),
+            )
 
     def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
         """Two calls, as with real schedulers: one that holds the job while the nodes are excluded, one that releases it."""
         release = Call(("fake", "release", job.job))
+        if job.state == "ended" and not job.requeueable:
+            raise ConfigurationError(f"the fake job {job.job} must not be started again, as it was told")
         if job.state == "ended":
             return (Call(("fake", "requeue", job.job, "--exclude", ",".join(map(valid_node, exclude)))), release)
         return (release,) if job.raw == "pending held" else ()
@@ -166,12 +178,20 @@ class FakeCluster:
     # What a test tells it ---------------------------------------------------------------------------------------------
 
     def add_job(
-        self, job: str, nodes: Sequence[str] = (), *, state: str = "running", exit_code: int | None = None
+        self,
+        job: str,
+        nodes: Sequence[str] = (),
+        *,
+        state: str = "running",
+        exit_code: int | None = None,
+        requeueable: bool = True,
+        held: bool = False,
     ) -> None:
-        """Have a job, or change it: `running`, or `ended` with an exit code. How often it was requeued stays."""
+        """Have a job, or change it: `running`, or `ended` with an exit code; `held`: by a person. How often it was requeued stays."""
         with self._changing() as world:
             old = world["jobs"].get(job, {"restarts": 0, "excluded": [], "nodes": []})
-            world["jobs"][job] = {**old, "state": state, "exit": exit_code, "nodes": list(nodes or old["nodes"])}
+            new = {"state": state, "exit": exit_code, "nodes": list(nodes or old["nodes"])}
+            world["jobs"][job] = {**old, **new, "requeueable": requeueable, "by_person": held}
 
     def take_out(self, node: str, reason: str, by: str = "admin") -> None:
         """Somebody else takes a node out."""

@@ -41,7 +41,7 @@ class SlurmCluster:
     def look(self, node: str) -> NodeState:
         """The node now; `absent` where there is none of this name."""
         said = self._ask("scontrol", "--all", "show", "node", node_name(node))
-        if said.code and "not found" in said.out + said.err:
+        if said.code and f"Node {node} not found" in said.out + said.err:
             return NodeState(node, "absent")
         state = slurm_text.node_state(_good(said, f"scontrol show node {node}"), node)
         if not flags_of(state.raw) & _HOLDS_JOBS:
@@ -65,10 +65,14 @@ class SlurmCluster:
         return slurm_plan.landed(act, before, now, hyperpod=self._hyperpod)
 
     def job(self, job: str) -> JobState:
-        """A job now; `absent` where Slurm has forgotten it (MinJobAge after its end)."""
+        """A job now; `absent` where Slurm has forgotten it (MinJobAge after its end).
+
+        Raises:
+            ConfigurationError: it is an array, or a job of several parts: what is asked of it would happen to all of them.
+        """
         plain = job_id(job)
         said = self._ask("scontrol", "--all", "show", "job", plain)
-        if said.code and "Invalid job id" in said.out + said.err:
+        if said.code and any(words in said.out + said.err for words in ("Invalid job id", f"Job {plain} not found")):
             return JobState(plain, "absent")
         return slurm_text.job_state(_good(said, f"scontrol show job {plain}"), plain)
 

@@ -13,8 +13,9 @@ from typing import Any
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.clock import stamp
 from bitwitness.fleet.clusters.base import Census, JobState, NodeState, one_line
+from bitwitness.fleet.clusters.slurm_arrays import Names, chosen
 from bitwitness.fleet.clusters.slurm_names import expand
-from bitwitness.fleet.clusters.slurm_states import awaited, away, flags_of, phase_of, service_of
+from bitwitness.fleet.clusters.slurm_states import PERSON_HOLDS, awaited, away, flags_of, phase_of, service_of
 
 NO_SUCH_NODE, NO_SUCH_JOB = 2018, 2017
 """Numbers of Slurm's errors."""
@@ -45,15 +46,19 @@ def node_state(answer: Any, node: str) -> NodeState:
 
 
 def job_state(answer: Any, job: str) -> JobState:
-    """A job, from the answer to `GET job/JOB`. Of an array or a job of several parts, the first.
+    """A job, from the answer to `GET job/JOB`; of a task of an array to that for the array, in which it may be `absent`.
 
     Raises:
         ClusterError: it is not that.
+        ConfigurationError: it is an array, or a job of several parts.
     """
     records = _records(answer, "jobs")
     if not records:
         raise ClusterError(f"not understood as the state of job {job}: {one_line(repr(answer))}")
-    record = records[0]
+    place = chosen(job, [_names(one) for one in records])
+    if place is None:
+        return JobState(job, "absent")
+    record = records[place]
     words = _words(record.get("job_state"))
     phase = phase_of(words)
     if phase is None:
@@ -66,7 +71,18 @@ def job_state(answer: Any, job: str) -> JobState:
         exit_code=_exit_code(record.get("exit_code")) if phase == "ended" else None,
         restarts=_number(record.get("restart_cnt")) or 0,
         excluded=expand(_text(record.get("excluded_nodes"))),
+        nodes=expand(_text(record.get("nodes"))),
+        requeueable=record.get("requeue") is not False,
+        held=why in PERSON_HOLDS,
     )
+
+
+def _names(record: Mapping[str, Any]) -> Names:
+    """0 stands for no array and no parts; tasks that wait together have a text instead of a number."""
+    array, parts = (_number(record.get(key)) for key in ("array_job_id", "het_job_id"))
+    task = _number(record.get("array_task_id"))
+    several = _text(record.get("array_task_string"))
+    return Names(str(array or ""), several if several or task is None else str(task), str(parts or ""))
 
 
 def census(answer: Any) -> Census:

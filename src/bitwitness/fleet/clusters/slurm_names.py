@@ -12,7 +12,8 @@ from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters.base import valid_node
 
 _WORDS = frozenset({"all", "default", "localhost", "none"})
-_JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,9}|\+[0-9]{1,9})?")
+_JOB = re.compile(r"[1-9][0-9]{0,9}(_[0-9]{1,9})?")
+_PART = re.compile(r"[1-9][0-9]{0,9}\+[0-9]{1,9}")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _MOST = 100_000
 _DIMENSIONS = 8
@@ -30,14 +31,18 @@ def node_name(name: str) -> str:
 
 
 def job_id(job: str) -> str:
-    """The id of a job, without the `slurm:` with which runs record it.
+    """The id of a job, or of a task of a job array (`7_3`), without the `slurm:` with which runs record it.
 
     Raises:
-        ConfigurationError: it is no id of a job.
+        ConfigurationError: it is no id of a job, or of a part of a heterogeneous one.
     """
     plain = job.removeprefix("slurm:")
+    if _PART.fullmatch(plain):
+        raise ConfigurationError(
+            f"{plain} is a part of a heterogeneous job of Slurm's, which cannot be started again alone: submit it again by hand"
+        )
     if not _JOB.fullmatch(plain):
-        raise ConfigurationError(f"{job!r:.80} is no id of a Slurm job (123, 123_4 or 123+1)")
+        raise ConfigurationError(f"{job!r:.80} is no id of a Slurm job (123, or 123_4 for a task of an array)")
     return plain
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import TAG, Act, JobState, Landed, NodeState, one_line
-from bitwitness.fleet.clusters.slurm_names import node_name
+from bitwitness.fleet.clusters.slurm_names import job_id, node_name
 from bitwitness.fleet.clusters.slurm_states import flags_of
 
 HYPERPOD = {"reboot": "Action:Reboot", "replace": "Action:Replace"}
@@ -112,20 +112,25 @@ def requeue(job: JobState, exclude: Sequence[str]) -> tuple[tuple[str, ...], ...
     whose requeue was then cut short, is carried on with.
 
     Raises:
-        ConfigurationError: it still runs, or is not known any more.
+        ConfigurationError: it still runs, is not known any more, or is one that Slurm starts no second time.
     """
+    name = job_id(job.job)
     if job.state == "running":
         raise ConfigurationError(f"job {job.job} still runs ({job.raw}): nothing is requeued")
     if job.state == "absent":
         raise ConfigurationError(f"Slurm does not know job {job.job} any more (MinJobAge): submit it again")
+    if job.state == "ended" and not job.requeueable:
+        raise ConfigurationError(
+            f"job {name} must not be started again (Requeue=0): submit it again by hand, next time with --requeue"
+        )
     names = tuple(dict.fromkeys((*job.excluded, *(node_name(node) for node in exclude))))
     calls: list[tuple[str, ...]] = []
     if job.state == "ended":
-        calls.append(("scontrol", "requeuehold", job.job))
+        calls.append(("scontrol", "requeuehold", name))
     if set(names) != set(job.excluded):
-        calls.append(("scontrol", "update", f"JobId={job.job}", f"ExcNodeList={','.join(names)}"))
+        calls.append(("scontrol", "update", f"JobId={name}", f"ExcNodeList={','.join(names)}"))
     if job.state == "ended" or "requeued_in_held_state" in job.raw.replace(" ", "_"):
-        calls.append(("scontrol", "release", job.job))
+        calls.append(("scontrol", "release", name))
     return tuple(calls)
 
 

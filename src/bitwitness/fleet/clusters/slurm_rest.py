@@ -15,6 +15,7 @@ from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters import slurm_json, slurm_plan
 from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, JobState, Landed, NodeState, one_line
 from bitwitness.fleet.clusters.slurm import SlurmCluster, acts_of, command_of
+from bitwitness.fleet.clusters.slurm_arrays import array_of
 from bitwitness.fleet.clusters.slurm_command import Runner, run
 from bitwitness.fleet.clusters.slurm_http import Http
 from bitwitness.fleet.clusters.slurm_names import job_id, node_name
@@ -95,9 +96,13 @@ class SlurmRest:
         return slurm_plan.landed(act, before, now, hyperpod=self._hyperpod)
 
     def job(self, job: str) -> JobState:
-        """A job now; `absent` where Slurm has forgotten it (MinJobAge after its end)."""
+        """A job now; `absent` where Slurm has forgotten it (MinJobAge after its end).
+
+        Raises:
+            ConfigurationError: as for `SlurmCluster`.
+        """
         plain = job_id(job)
-        status, answer = self._http.ask("GET", self._path(f"job/{plain}"))
+        status, answer = self._http.ask("GET", self._path(f"job/{array_of(plain)}"))
         if any(number == slurm_json.NO_SUCH_JOB for number, _ in slurm_json.errors_of(answer)):
             return JobState(plain, "absent")
         return slurm_json.job_state(self._good(status, answer, f"job/{plain}"), plain)

@@ -58,6 +58,9 @@ _ENDED = {
     "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED",
 }  # fmt: skip
 
+PERSON_HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin"})
+"""Reasons of a job that waits until a person lets it go."""
+
 _STAMPED = re.compile(r"(?P<text>.*?)\s*\[(?P<by>[^\s\[\]@]*)@(?P<when>[^\s\[\]]*)\]\s*", re.DOTALL)
 
 

@@ -9,8 +9,18 @@ import re
 
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.clusters.base import Census, JobState, NodeState, one_line
+from bitwitness.fleet.clusters.slurm_arrays import Names, chosen
 from bitwitness.fleet.clusters.slurm_names import expand
-from bitwitness.fleet.clusters.slurm_states import awaited, away, flags_of, moment, phase_of, service_of, split_reason
+from bitwitness.fleet.clusters.slurm_states import (
+    PERSON_HOLDS,
+    awaited,
+    away,
+    flags_of,
+    moment,
+    phase_of,
+    service_of,
+    split_reason,
+)
 
 _ABSENT = {"", "(null)", "None", "N/A", "n/a"}
 _EXIT = re.compile(r"([0-9]{1,5}):([0-9]{1,5})")
@@ -43,12 +53,15 @@ def node_state(text: str, node: str, jobs: tuple[str, ...] = ()) -> NodeState:
 
 
 def job_state(text: str, job: str) -> JobState:
-    """A job, from `scontrol show job JOB`. Of an array or a job of several parts, the first.
+    """A job, from `scontrol show job JOB`.
 
     Raises:
         ClusterError: it is not that.
+        ConfigurationError: it is an array, or a job of several parts.
     """
-    fields = _fields(text)
+    records = _records(text)
+    place = chosen(job, [_names(one) for one in records])
+    fields = {} if place is None else records[place]
     word = fields.get("JobState", "")
     phase = phase_of([word])
     if not fields.get("JobId") or phase is None:
@@ -62,7 +75,27 @@ def job_state(text: str, job: str) -> JobState:
         exit_code=_exit_code(fields.get("ExitCode", "")) if phase == "ended" else None,
         restarts=int(restarts) if restarts.isascii() and restarts.isdigit() else 0,
         excluded=expand(fields.get("ExcNodeList", "")),
+        nodes=expand(fields.get("NodeList", "")),
+        requeueable=fields.get("Requeue", "") != "0",
+        held=why in PERSON_HOLDS,
     )
+
+
+def _records(text: str) -> list[dict[str, str]]:
+    """The fields of each job: a line that is not indented begins one. The name of a job may say anything."""
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("JobId="):
+            found.append([line.partition(" JobName=")[0]])
+        elif found:
+            found[-1].append(line)
+    return [_fields("\n".join(lines)) for lines in found]
+
+
+def _names(fields: dict[str, str]) -> Names:
+    keys = ("ArrayJobId", "ArrayTaskId", "HetJobId")
+    array, task, parts = (_known(fields.get(key, "")) for key in keys)
+    return Names(array, task, parts)
 
 
 def census(text: str) -> Census:
