@@ -38,6 +38,7 @@ EXIT_CODES = {
     "RankLost": 4,
     "RunFilesError": 2,
     "CheckpointError": 2,
+    "StorageBusy": 1,
     "ClusterError": 1,
     "MissingExtra": 2,
 }

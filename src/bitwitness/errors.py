@@ -12,6 +12,7 @@ BitwitnessError
     CheckFailed                     a check raised on some rank
     RankLost                        ranks did not take part in a collective within the time-out
   RunFilesError                     a file of a run cannot be read or written
+    StorageBusy                     it is not damaged, and cannot be used now: a full disk, a lock, a server that is away
     CheckpointError                 a checkpoint cannot be written, read or trusted
   ClusterError                      a cluster refused, could not be reached, or answered what is not understood
   MissingExtra                      a part of bitwitness that is not installed
@@ -90,6 +91,12 @@ class RunFilesError(BitwitnessError):
     """A file of a run cannot be read or written; names the file and what to do."""
 
     exit_code = 2
+
+
+class StorageBusy(RunFilesError):
+    """A file is not damaged and cannot be used now: a full disk, a lock, a server that is away. Trying again may help."""
+
+    exit_code = 1
 
 
 class CheckpointError(RunFilesError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from bitwitness.errors import RunFilesError
 from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import Act, Call, Census, FakeCluster, NodeState
 from bitwitness.fleet.identity import read_condemned
@@ -462,6 +464,26 @@ def test_a_requeue_that_was_cut_off_is_not_repeated(play: Rehearsal) -> None:
     assert len(play.cluster.calls(kind="release")) == 1
 
 
+def test_a_job_that_ran_elsewhere_is_not_this_incidents(play: Rehearsal) -> None:
+    play.cluster.add_job("7", ["n3"], state="ended", exit_code=160)
+    play.incident(scheduler_job="fake:7")
+    play.rounds(5, timedelta(seconds=10))
+    assert play.cluster.calls(kind="requeue") == []
+    assert [text for text in play.trail("not requeued") if "ran on n3" in text]
+
+
+def test_a_job_of_which_one_node_still_waits_is_not_started_again(play: Rehearsal) -> None:
+    play.begin(nodes_per_hour=1)
+    play.cluster.add_job("7", ["n1", "n2"], state="ended", exit_code=160)
+    play.incident(1, ranks=(1,), scheduler_job="fake:7")
+    play.incident(2, ranks=(2,), scheduler_job="fake:7")
+    play.rounds(5, timedelta(seconds=10))
+    assert play.cluster.calls(kind="requeue") == []
+    play.clock.move(HOUR)
+    play.rounds(5, timedelta(seconds=10))
+    assert play.cluster.job("7").excluded == ("n1", "n2")
+
+
 def test_a_job_is_started_again_without_nodes_that_others_took_out(play: Rehearsal) -> None:
     play.cluster.add_job("7", state="ended", exit_code=160)
     play.cluster.take_out("n2", "bad fan", by="anna")
@@ -554,3 +576,54 @@ def test_a_second_look_names_nobody_and_acts_on_nobody(play: Rehearsal) -> None:
     play.clock.move(HOUR)
     play.rounds(3)
     assert len(play.trail("reconsidered")) == 1
+
+
+# What others do to nodes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_node_that_is_resumed_by_hand_is_left_alone_and_said_until_it_is_cleared(play: Rehearsal, whose: str) -> None:
+    if whose == "theirs":
+        play.cluster.take_out("n1", "fan broken", by="kim")
+    play.incident()
+    play.rounds(3)
+    before = play.cluster.calls()
+    play.cluster.take_in("n1")
+    play.rounds(40)
+    assert play.cluster.calls() == before, "a person has decided"
+    (told,) = [text for text in play.trail("trouble") if "n1 is in service again" in text]
+    assert "bitwitness fleet clear n1" in told
+    assert len([subject for subject in play.told() if "n1 is in service again" in subject]) == 1
+    clear(play.state, play.cluster, "n1", "the fan was all", "kim")
+    play.rounds(2)
+    assert [text for text in play.trail("over") if "n1 is in service again" in text]
+    assert play.cluster.calls(kind="drain") == [one for one in before if one[0] == "drain"]
+
+
+def test_a_node_that_stays_out_is_not_spoken_of(play: Rehearsal) -> None:
+    play.incident()
+    play.rounds(40)
+    assert play.trail("trouble") == []
+
+
+def test_told_to_stop_nothing_new_is_begun(play: Rehearsal) -> None:
+    stop = threading.Event()
+    for number, node in enumerate((1, 2, 3)):
+        play.incident(number, ranks=(node,))
+    carry_out = play.cluster.carry_out
+
+    def and_stop(call: Call) -> str:
+        stop.set()
+        return carry_out(call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(play.cluster, "carry_out", and_stop)
+        play.controller.run(stop)
+    assert len(play.cluster.calls(kind="drain")) == 1
+
+
+def test_a_state_that_was_removed_ends_the_controller(play: Rehearsal) -> None:
+    play.rounds()
+    shutil.rmtree(play.folder / "state")
+    with pytest.raises(RunFilesError, match="removed or replaced"):
+        play.controller.run(threading.Event())

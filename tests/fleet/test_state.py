@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import multiprocessing
 import sqlite3
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.errors import ConfigurationError, RunFilesError, StorageBusy
 from bitwitness.fleet.clock import Clock
 from bitwitness.fleet.owning import RUN_LOCK, STATE_LOCK, Lock
 from bitwitness.fleet.state import NAME, State
@@ -185,7 +186,7 @@ def test_the_loop_goes_on_loudly_where_it_cannot_write(
     def failing() -> None:
         tries.append(1)
         if len(tries) < 3:
-            raise RunFilesError("disk full") from sqlite3.OperationalError("database or disk is full")
+            raise StorageBusy("disk full") from sqlite3.OperationalError("database or disk is full")
         real()
 
     monkeypatch.setattr(play.controller, "round", failing)
@@ -290,3 +291,36 @@ def test_the_clock_of_this_machine() -> None:
     noted = (clock.now(), clock.boot(), clock.ticks())
     assert noted[0].tzinfo is not None
     assert timedelta(0) <= clock.since(*noted) < timedelta(hours=1)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_copy_that_cannot_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bool) -> None:
+    with State(tmp_path) as state:
+        with state.change():
+            state.note("test", "a line")
+        if log:  # a controller is using it
+            monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+            with State(tmp_path, create=False) as reader:
+                assert [one.text for one in reader.history()] == ["a line"]
+            return
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with State(tmp_path, create=False) as reader:
+        assert [one.text for one in reader.history()] == ["a line"]
+        with pytest.raises(StorageBusy, match="readonly"), reader.change():
+            reader.note("test", "another")
+
+
+@pytest.mark.parametrize(
+    "said", ["disk I/O error", "database or disk is full", "unable to open database file", "database is locked"]
+)
+def test_storage_that_is_busy_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    State(tmp_path).close()
+
+    def failing(*_: object, **__: object) -> sqlite3.Connection:
+        raise sqlite3.OperationalError(said)
+
+    monkeypatch.setattr(sqlite3, "connect", failing)
+    with pytest.raises(StorageBusy) as caught:
+        State(tmp_path)
+    assert caught.value.exit_code == 1
+    assert "damaged" not in str(caught.value)

@@ -11,14 +11,13 @@ import logging
 import os
 import secrets
 import socket
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
+from bitwitness.errors import BitwitnessError, ConfigurationError, StorageBusy
 from bitwitness.fleet.acting import DAMAGE, Actor
 from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.checked import check_incident
@@ -26,6 +25,7 @@ from bitwitness.fleet.clusters.base import Cluster, Troubled
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
 from bitwitness.fleet.following import Follower
 from bitwitness.fleet.identity import Return, Sighting, returned, sightings_in, sightings_of, slices_of, words_of
+from bitwitness.fleet.keeping import Keeper
 from bitwitness.fleet.kept import RETURNED, Book, Cleared, Kept, Known
 from bitwitness.fleet.notify import Notifier
 from bitwitness.fleet.outbox import Outbox
@@ -89,6 +89,7 @@ class Controller:
         self._patience = Patience(state.clock)
         self._actor = Actor(self.book, cluster, policy, self._teller, process, self._patience)
         self._follower = Follower(self.book, Patient(cluster, self._patience))
+        self._keeper = Keeper(self.book, Patient(cluster, self._patience))
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._known: set[str] = set()
@@ -129,18 +130,17 @@ class Controller:
             after: called after each round.
 
         Raises:
-            RunFilesError: the database is damaged. One that only cannot be written for now is waited for, loudly.
+            RunFilesError: the database is damaged or gone. One that only cannot be written for now is waited for, loudly.
         """
         failures = 0
+        self._patience.told_to_stop = stop.is_set
         while not stop.is_set():
             try:
                 self.round()
                 failures = 0
                 if after is not None:
                     after(self)
-            except RunFilesError as error:
-                if isinstance(error.__cause__, sqlite3.DatabaseError) and not _may_pass(error.__cause__):
-                    raise
+            except StorageBusy as error:
                 failures += 1
                 logger.error("this round could not be noted, and is tried again: %s", error)  # noqa: TRY400 - it says all there is
             wait = min(_LONGEST_WAIT, every * float(1 << min(failures, 6)))
@@ -174,6 +174,7 @@ class Controller:
         self._act()
         self._requeuer.round()
         troubles += self._follower.round()
+        troubles += self._keeper.round()
         troubles += self._publisher.round(self.book.condemned())
         self._reconsiderer.round()
         if isinstance(self.cluster, Troubled):
@@ -433,8 +434,3 @@ def _aliases(signals: Sequence[Signal]) -> dict[str, str]:
     """Which slice is of which device, from the same."""
     told = [one for one in signals if one.code == IDENTITY and one.device]
     return {alias: one.device for one in told for alias in slices_of(one.evidence)}
-
-
-def _may_pass(error: sqlite3.DatabaseError) -> bool:
-    """Whether it may be over by itself: a full disk, a lock, an error of the storage; not what is damaged or of other tables."""
-    return isinstance(error, sqlite3.OperationalError) and not str(error).startswith(("no such ", "table "))

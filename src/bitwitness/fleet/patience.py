@@ -31,10 +31,12 @@ class Patience:
 
     Attributes:
         over: whether the rest is left for the next round.
+        told_to_stop: whether the controller is to end; then nothing new is begun either.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._spent, self._hung = clock, 0.0, False
+        self.told_to_stop: Callable[[], bool] = lambda: False
 
     def renew(self) -> None:
         """Another round begins."""
@@ -43,7 +45,7 @@ class Patience:
     @property
     def over(self) -> bool:
         """Whether the rest is left for the next round."""
-        return self._hung or self._spent > _A_ROUND
+        return self._hung or self._spent > _A_ROUND or self.told_to_stop()
 
     def ask(self, call: Callable[P, T], *words: P.args, **more: P.kwargs) -> T:
         """Ask the cluster something, and note how long that took.

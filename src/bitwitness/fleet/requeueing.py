@@ -75,7 +75,8 @@ class Requeuer:
         if job.state == "absent":
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
         elif job.state != "ended":
-            self._wait(row, f"job {row.job} is {job.state}: it goes on by itself, or ends soon")
+            held = ", held by a person" if job.held else ": it goes on by itself, or ends soon"
+            self._wait(row, f"job {row.job} is {job.state}{held}")
         elif job.exit_code == 0:
             self._end(
                 row, "ended", f"job {row.job} has come to its end by itself, with 0: nothing is left to be started"
@@ -83,6 +84,13 @@ class Requeuer:
         elif job.exit_code != RETRYABLE:
             code = "an exit code that the cluster does not tell" if job.exit_code is None else str(job.exit_code)
             self._end(row, "given up", f"job {row.job} ended with {code}, not with {RETRYABLE}: a person must look")
+        elif job.nodes and not set(job.nodes) & set(nodes):
+            where = f"it ran on {', '.join(job.nodes)}, and not on {', '.join(nodes)}"
+            self._end(row, "given up", f"job {row.job} is not the one of this incident: {where}")
+        elif not job.requeueable:
+            self._end(
+                row, "given up", f"the cluster starts job {row.job} no second time (no --requeue): submit it again"
+            )
         elif self._policy.act:
             self._start(row, job, nodes)
 

@@ -9,6 +9,7 @@ A database that is damaged is never replaced by a new one: a controller that has
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bitwitness._version import __version__
-from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.errors import ConfigurationError, RunFilesError, StorageBusy
 from bitwitness.fleet.clock import Clock, stamp
 from bitwitness.fleet.tables import SCHEMA, TABLES
 from bitwitness.runfiles.files import sync_folder
@@ -76,7 +77,7 @@ class State:
     """
 
     def __init__(self, folder: Path, *, clock: Clock | None = None, create: bool = True, check: bool = True) -> None:
-        self.folder, self.path = folder, folder / NAME
+        self.folder, self.path, self._create = folder, folder / NAME, create
         self.clock = clock or Clock()
         if not self.path.exists():
             self._begin(create)
@@ -110,17 +111,20 @@ class State:
                 os.link(new, self.path)
             sync_folder(self.folder)
         except (sqlite3.Error, OSError) as error:
-            raise RunFilesError(f"{self.path} cannot be made: {error}: choose another --state") from error
+            kind = StorageBusy if _may_pass(error) else RunFilesError
+            raise kind(f"{self.path} cannot be made: {error}: mend that, or choose another --state") from error
         finally:
             with suppress(OSError):
                 new.unlink()
 
     def _open(self, check: bool) -> sqlite3.Connection:
+        reading = not self._create and not os.access(self.folder, os.W_OK)
+        address = self.path.absolute().as_uri() + (self._how_to_read() if reading else "")
         try:
             # Opened and closed by one thread, but the one that closes may be another.
-            connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(address, uri=True, timeout=30.0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise RunFilesError(f"{self.path} cannot be opened: {error}") from error
+            raise StorageBusy(f"{self.path} cannot be opened: {error}") from error
         try:
             connection.execute("PRAGMA synchronous=FULL")
             about = dict(connection.execute("SELECT name, value FROM about"))
@@ -131,14 +135,23 @@ class State:
             said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")] if check else ["ok"]
             if said != ["ok"]:
                 raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
-            connection.execute("PRAGMA journal_mode=WAL")
+            if not reading:
+                connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.Error as error:
             connection.close()
+            if _may_pass(error):
+                raise StorageBusy(
+                    f"{self.path} cannot be used now: {error}. Nothing was changed; look at the disk"
+                ) from error
             raise RunFilesError(f"{self.path} is damaged, or no state of a controller ({error}): {_MEND}") from error
         except RunFilesError:
             connection.close()
             raise
         return connection
+
+    def _how_to_read(self) -> str:
+        """Where nothing can be written, a copy is read as it lies; one that a controller is using, with what it has added since."""
+        return "?mode=ro" if self.path.with_name(f"{NAME}-wal").exists() else "?immutable=1"
 
     # Reading and changing ---------------------------------------------------------------------------------------------
 
@@ -151,7 +164,7 @@ class State:
         try:
             return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise RunFilesError(f"{self.path} cannot be read: {error}") from error
+            raise _kind(error)(f"{self.path} cannot be read: {error}") from error
 
     def write(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change something, inside `change`; of INSERT INTO the number of the row, of all else how many rows were changed."""
@@ -176,7 +189,7 @@ class State:
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise RunFilesError(
+            raise _kind(error)(
                 f"{self.path} cannot be written: {error}. Nothing is done to any node before it is noted there"
             ) from error
 
@@ -277,6 +290,17 @@ class State:
 
 def _entry(number: int, time: str, who: str, what: str, incident: str, node: str, text: str, record: str) -> Entry:
     return Entry(number, time, who, what, incident, node, text, json.loads(record))
+
+
+def _kind(error: BaseException) -> type[RunFilesError]:
+    return StorageBusy if _may_pass(error) else RunFilesError
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether it may be over by itself: a full disk, a lock, an error of the storage; not what is damaged or not ours."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+    return not str(error).startswith(("no such table", "no such column", "near "))
 
 
 _MEND = (

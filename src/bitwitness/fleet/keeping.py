@@ -1,0 +1,75 @@
+"""Whether a node that had to be taken out is still out: somebody may have returned it without knowing why it was.
+
+An operator who resumes a node is not overruled: what a person has decided is not undone by a program. But who drained it for a
+fan, and resumes it when the fan turns, need not know that its arithmetic was shown to be wrong meanwhile. So it is said, for
+as long as it is so; `bitwitness fleet clear` is the way to say that it is meant.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from bitwitness.errors import ClusterError
+from bitwitness.fleet.acting import DAMAGE
+from bitwitness.fleet.clusters.base import Cluster
+from bitwitness.fleet.kept import Book, Kept
+from bitwitness.fleet.watching import Trouble
+
+logger = logging.getLogger(__name__)
+
+_EVERY = 60.0
+"""Seconds between two looks at a node."""
+_A_ROUND = 5
+"""Nodes that are looked at in one round: what is new comes first."""
+
+
+class Keeper:
+    """Looks at the nodes that should be out.
+
+    Args:
+        book: what is kept.
+        cluster: that has them.
+    """
+
+    def __init__(self, book: Book, cluster: Cluster) -> None:
+        self._book, self._cluster, self._state = book, cluster, book.state
+        self._looked: dict[str, float] = {}
+        self._back: dict[str, str] = {}
+
+    def round(self) -> list[Trouble]:
+        """The nodes that are in service again, and were not cleared."""
+        wanted = self._wanted()
+        self._back = {node: text for node, text in self._back.items() if node in wanted}
+        now = self._state.clock.ticks()
+        due = [node for node in wanted if now - self._looked.get(node, -_EVERY) >= _EVERY]
+        for node in sorted(due, key=lambda one: self._looked.get(one, 0.0))[:_A_ROUND]:
+            try:
+                seen = self._cluster.look(node)
+            except (ClusterError, OSError, *DAMAGE) as error:
+                logger.debug("%s cannot be looked at: %s", node, error)
+                continue
+            self._looked[node] = now
+            self._back.pop(node, None)
+            if seen.service == "in":
+                self._back[node] = _text(wanted[node])
+        return [Trouble(f"back:{node}", text, "critical") for node, text in sorted(self._back.items())]
+
+    def _wanted(self) -> dict[str, Kept]:
+        """Nodes that should be out: by us, or by others where we would have; with the last that was proposed of each."""
+        cleared = {one.node: one.time for one in self._book.clears()}
+        found = {
+            one.proposal.node: one
+            for one in self._book.proposals(statuses=("done", "already out", "held"))
+            if one.final and one.proposal.act is not None and (one.status != "held" or one.hold == "not-ours")
+        }
+        return {node: one for node, one in found.items() if cleared.get(node, "") < one.updated}
+
+
+def _text(kept: Kept) -> str:
+    """The same at every look, so that it is told once."""
+    node, incident = kept.proposal.node, kept.proposal.incident
+    return (
+        f"{node} is in service again, and nobody has cleared it: it was to stay out because of incident {incident} "
+        f"({kept.proposal.reason}). It is left alone, since a person has resumed it. If that is right: bitwitness fleet clear {node} "
+        f"--why TEXT; if not, drain it by hand"
+    )
