@@ -67,6 +67,8 @@ def transient(persistence: Persistence = "transient", kind: Kind = "compute") ->
     return incident(found=verdict(WHERE, (RANK,), persistence, kind))
 
 
+UNDATED = replace(signal(), time=None)
+COUNTER = replace(signal("nvml:ecc-ue-volatile", source="nvml"), time=None)
 REMAP = signal("xid:63", "memory", "weak")
 LINK = signal("xid:74", "link", "weak")
 OFF_THE_BUS = signal("xid:79", "loud", "none")
@@ -91,6 +93,8 @@ TABLE: dict[str, tuple[Incident, list[Signal], list[Naming], Action, str | None,
     "persistent, memory error of another node": (persistent(), [signal(host="n2", device="0000:9b:00")], [], "drain", "drain", "medium"),
     "persistent, memory error at an address of the node": (persistent(), [signal(device="0000:9b:00")], [], "drain", "drain", "medium"),
     "persistent, a memory error long ago": (persistent(), [signal(hours=30)], [], "drain", "drain", "medium"),
+    "persistent, a memory error of nobody knows when": (persistent(), [UNDATED], [], "drain", "drain", "medium"),
+    "persistent, a counter since the driver was loaded": (persistent(), [COUNTER], [], "replace", "replace", "high"),
     "persistent, rows to be remapped": (persistent(), [REMAP], [], "reset", "drain", "medium"),
     "persistent, the driver asks for a reboot": (persistent(), [ASKED], [], "reboot", "reboot", "medium"),
     "persistent, the driver asks for nothing any more": (persistent(), [ASKS_NO_MORE], [], "drain", "drain", "medium"),

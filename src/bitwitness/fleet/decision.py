@@ -19,6 +19,7 @@ from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.identity import slices_of
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.gather import IDENTITY
+from bitwitness.fleet.signals.merging import same_host
 from bitwitness.fleet.signals.reading import parent_of
 from bitwitness.fleet.signals.record import WEIGHTS, Signal, Weight, within
 from bitwitness.runfiles import Incident
@@ -48,6 +49,7 @@ _LEAVES: dict[Action, ActKind | None] = {
     "replace": "replace",
     "drain": "drain",
 }
+_LOGS = ("kernel", "edac", "mce")
 _ASKED = re.compile(r"the driver asks (?:for|to):? ([^;:]*)")
 """How readers of signals tell what recovery action a driver wants."""
 
@@ -308,18 +310,18 @@ def _bearing(kind: Kind | None, node: str, devices: Sequence[str], heard: Sequen
 
     One about another device of the node is left out. One that names no device, or names it by an address that nobody has tied
     to a device, may be about the suspect, so it counts as weak; so does host memory where what was wrong is an accelerator's
-    arithmetic, and not its input.
+    arithmetic, and not its input; and so does a line of a log that does not say when it was, which may be years old.
     """
     accelerated = any(_is_accelerator(device) for device in devices)
-    mine = [one for one in heard if not one.host or _is_same_host(one.host, node)]
+    mine = [one for one in heard if not one.host or same_host(one.host, node)]
     about = {*devices, *_parents(devices, mine)}
     found = []
     for one in _without(mine):
-        if one.device in about:
-            found.append(one)
-        elif one.host and not _is_accelerator(one.device):
-            aside = accelerated and (_is_of_accelerator(one) or kind != "input")
-            weight: Weight = "weak" if aside and one.weight != "none" else one.weight
+        told = one.device in about
+        if told or (one.host and not _is_accelerator(one.device)):
+            aside = not told and accelerated and (_is_of_accelerator(one) or kind != "input")
+            undated = one.time is None and one.source in _LOGS
+            weight: Weight = "weak" if (aside or undated) and one.weight != "none" else one.weight
             found.append(replace(one, weight=weight))
     return tuple(sorted(found, key=lambda one: (WEIGHTS[one.weight], one.code, one.time or "")))
 
@@ -336,11 +338,6 @@ def _parents(devices: Sequence[str], heard: Sequence[Signal]) -> set[str]:
 def _without(signals: Sequence[Signal]) -> list[Signal]:
     """All but those that only tell which device is where: these bear on nothing."""
     return [one for one in signals if one.code != IDENTITY]
-
-
-def _is_same_host(host: str, node: str) -> bool:
-    """Whether two names are one, with or without its domain."""
-    return host == node or host.startswith(f"{node}.") or node.startswith(f"{host}.")
 
 
 def _is_accelerator(device: str) -> bool:

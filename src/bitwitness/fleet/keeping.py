@@ -1,6 +1,7 @@
 """Whether a node that had to be taken out is still out: somebody may have returned it without knowing why it was.
 
-An operator who resumes a node is not overruled: what a person has decided is not undone by a program. But who drained it for a
+An operator who resumes a node is not overruled: what a person has decided is not undone by a program (unless a job that starts there
+shows that the condemned device is in it still, `identity`). But who drained it for a
 fan, and resumes it when the fan turns, need not know that its arithmetic was shown to be wrong meanwhile. So it is said, for
 as long as it is so; `bitwitness fleet clear` is the way to say that it is meant.
 """
@@ -70,6 +71,6 @@ def _text(kept: Kept) -> str:
     node, incident = kept.proposal.node, kept.proposal.incident
     return (
         f"{node} is in service again, and nobody has cleared it: it was to stay out because of incident {incident} "
-        f"({kept.proposal.reason}). It is left alone, since a person has resumed it. If that is right: bitwitness fleet clear {node} "
+        f"({kept.proposal.reason}). It is left alone, since a person has resumed it, unless a job shows that the same device is in it. If that is right: bitwitness fleet clear {node} "
         f"--why TEXT; if not, drain it by hand"
     )

@@ -16,7 +16,6 @@ from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.decision import Proposal, propose
 from bitwitness.fleet.kept import Book, Kept, Known
 from bitwitness.fleet.policy import FleetPolicy
-from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.telling import Teller
 from bitwitness.fleet.watching import ReadSignals
@@ -84,7 +83,7 @@ class Reconsiderer:
         incident = read_incident(known.path)
         until = datetime.fromisoformat(known.time)
         history = [one for one in self._book.namings() if one.moment <= until]
-        heard = [one for one in self._signals(incident) if one.code != IDENTITY]
+        heard = self._signals(incident)
         fresh = {_key(one) for one in heard}
         old = [one for kept in before for one in kept.proposal.signals if _key(one) not in fresh]
         later = later_look(known, heard, self._book.state.clock.now(), self._policy)

@@ -211,7 +211,7 @@ class SignalReader:
             paths = heapq.nlargest(_MOST_FILES, paths, key=_written)
         # Before anything is gathered: of a log of the whole cluster the newest of each kind may all be of other nodes and days.
         first, last = at - self._policy.signals_before, at + self._policy.signals_after
-        mine = of_node(read_all(paths, zone=self._zone, host=node), node)
+        mine = of_node(read_all(paths, zone=self._zone, host=node, window=(first, last)), node)
         return chain(extra, (one for one in mine if one.moment is None or first <= one.moment <= last))
 
     def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
