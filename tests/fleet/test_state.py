@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import multiprocessing
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
