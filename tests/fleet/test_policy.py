@@ -87,6 +87,21 @@ def test_the_defaults_touch_nothing(tmp_path: Path) -> None:
         ('quiet_hours = ["at night"]', "quiet_hours: 'at night'"),
         ('quiet_hours = ["Noday 10:00-12:00"]', "names no days"),
         ('quiet_hours = ["25:00-26:00"]', "quiet_hours"),
+        ('quiet_hours = ["00:00-00:00"]', "quiet_hours: '00:00-00:00' begins and ends at the same time"),
+        ('quiet_hours = ["Mon-Fri 08:00-08:00"]', "a whole day is '00:00-24:00'"),
+        ('protect = ["["]', "protect: '[' has a bracket"),
+        ('protect = ["login]"]', "protect"),
+        ('protect = ["login[1-3"]', "protect"),
+        ('protect = ["login[1-20]"]', "list as Slurm writes it"),
+        ('protect = ["login[1,2]"]', "list as Slurm writes it"),
+        ('[signals]\nlogs = ["/var/log/messages"]', "signals.logs: '/var/log/messages' must have {node}"),
+        ('[signals]\nlogs = ["/var/log/{node}/{name}"]', "signals.logs"),
+        ('[signals]\nlogs = ["/var/log/{node}/}"]', "signals.logs"),
+        ('[signals]\nlogs = ["/var/log/{node}/[a"]', "signals.logs"),
+        ('[signals]\nmetrics = "prometheus:9090"', "signals.metrics"),
+        ('[signals]\nmetrics = "ftp://prometheus"', "signals.metrics"),
+        ('[signals]\nmetrics = "http://"', "signals.metrics"),
+        ('[signals]\nmetrics = "http://prometheus:port"', "signals.metrics"),
         ('time_zone = "Mars/Olympus"', "Mars/Olympus"),
         ("signals = 3", "[signals]"),
         ("[signals]\nlog = []", "signals.log"),
@@ -109,6 +124,15 @@ def test_an_address_with_a_password_is_refused_and_not_shown(tmp_path: Path, add
         load(tmp_path, f'[signals]\nmetrics = "{address}"')
     assert "signals.metrics" in str(caught.value)
     assert "hunter" not in str(caught.value)
+
+
+def test_patterns_that_are_in_order(tmp_path: Path) -> None:
+    policy = load(
+        tmp_path, 'protect = ["login*", "n[0-9][!5]", "x[]a]"]\n[signals]\nlogs = ["/l/{node}/m[0-9]*", "/{node}"]'
+    )
+    assert policy.protect == ("login*", "n[0-9][!5]", "x[]a]")
+    assert len(policy.logs) == 2
+    assert load(tmp_path, '[signals]\nmetrics = ""').metrics == ""
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

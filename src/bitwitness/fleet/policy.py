@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, Literal, Self, cast
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from bitwitness.durations import seconds_of
@@ -21,6 +22,9 @@ from bitwitness.fleet.clusters.base import ActKind
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _QUIET = re.compile(r"(?:(?P<days>[A-Za-z,-]+)\s+)?(?P<first>\d{2}:\d{2})-(?P<last>\d{2}:\d{2})")
+_BRACKET = re.compile(r"\[!?\]?[^\[\]]+\]|\[\[\]|\[!?\]\]")
+_LIST = re.compile(r",|[0-9]{2,}-|-[0-9]{2,}")
+"""What stands in the brackets of a list of nodes, and hardly ever in those of a pattern."""
 _MAY: tuple[ActKind, ...] = ("drain", "reboot", "replace")
 
 
@@ -50,8 +54,12 @@ class QuietHours:
         if match is None:
             raise ValueError(f"{text!r} is none of the kind '22:00-06:00' or 'Sat,Sun 00:00-24:00'")
         days = _days_of(match["days"]) if match["days"] else frozenset(range(7))
-        last = None if match["last"] == "24:00" else time.fromisoformat(match["last"])
-        return cls(days, time.fromisoformat(match["first"]), last, zone)
+        first, last = time.fromisoformat(match["first"]), None
+        if match["last"] != "24:00":
+            last = time.fromisoformat(match["last"])
+        if first == last:
+            raise ValueError(f"{text!r} begins and ends at the same time; a whole day is '00:00-24:00'")
+        return cls(days, first, last, zone)
 
     def until(self, now: datetime) -> datetime | None:
         """When the quiet hours in which `now` lies end, in UTC; None where it lies in none."""
@@ -249,7 +257,49 @@ def _address(name: str, value: Any, zone: tzinfo) -> str:
             f"signals.{name}: no user or password may stand in the address, which is shown to people; let Prometheus take"
             " questions of this host, or put a proxy on loopback that adds them"
         )
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and text.isprintable()
+    except ValueError:
+        good = False
+    if text and not good:
+        raise ConfigurationError(
+            f"signals.{name} = {text!r:.120}: must be the address of a Prometheus, e.g. http://prometheus:9090"
+        )
     return text
+
+
+def _patterns(name: str, value: Any, zone: tzinfo) -> tuple[str, ...]:
+    """Patterns of names of nodes: one that is not meant as it reads protects nobody, and nobody would see it."""
+    for text in (found := _texts(name, value, zone)):
+        if any(_LIST.search(inside) for inside in _brackets(name, text)):
+            raise ConfigurationError(
+                f"{name}: {text!r:.120} is a list as Slurm writes it. In a pattern [0-9] is one character: give several patterns"
+            )
+    return found
+
+
+def _logs(name: str, value: Any, zone: tzinfo) -> tuple[str, ...]:
+    for text in (found := _texts(name, value, zone)):
+        rest = text.replace("{node}", "")
+        if rest == text or "{" in rest or "}" in rest:
+            raise ConfigurationError(
+                f"signals.{name}: {text!r:.120} must have {{node}} for the name of the node, and no other braces"
+            )
+        _brackets(f"signals.{name}", text)
+    return found
+
+
+def _brackets(name: str, text: str) -> list[str]:
+    """What stands in the brackets of a pattern.
+
+    Raises:
+        ConfigurationError: one is not closed, or closed and not opened; it would be taken for a plain character.
+    """
+    rest = _BRACKET.sub("", text)
+    if "[" in rest or "]" in rest:
+        raise ConfigurationError(f"{name}: {text!r:.120} has a bracket that is not closed, or not opened")
+    return _BRACKET.findall(text)
 
 
 _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
@@ -262,12 +312,12 @@ _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
     "nodes_per_hour": _is(int, "a whole number"),
     "cluster_share": _is((int, float), "a share of the nodes"),
     "act_within": _duration,
-    "protect": _texts,
+    "protect": _patterns,
     "quiet_hours": _quiet,
     "requeue": _is(bool, "true or false"),
     "signals_before": _duration,
     "signals_after": _duration,
-    "logs": _texts,
+    "logs": _logs,
     "metrics": _address,
     "cluster": _table,
     "notify": _tables,
