@@ -28,6 +28,7 @@ from bitwitness.runfiles import (
     write_bytes,
     write_json,
 )
+from bitwitness.runfiles.journal import append_line
 from bitwitness.topology import Placement, Topology
 
 VERDICT = Verdict("unattributed", 7, candidates=(0, 1), kind="compute", reason="because", check="replay")
@@ -383,3 +384,21 @@ journal.append("start", {{"text": "z"}})
     raw = (files.path / "journal" / "rank-00000.jsonl").read_bytes()
     assert [json.loads(line)["text"][0] for line in raw.splitlines()] == ["x", "z"]
     assert sorted(path.name for path in files.path.rglob("*")) == ["incidents", "journal", "rank-00000.jsonl"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_another_user_writes_into_a_run_belongs_to_the_run(tmp_path: Path) -> None:
+    """A controller, with a umask of its own, must not lock a job out of its own files."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o755)
+    os.chown(run, 65534, 65534)
+    before = os.umask(0o077)
+    try:
+        RunFiles(run).quarantine.deny_node("n1", reason="a test")
+        append_line(run / "log.jsonl", {"kind": "a test"})
+        append_line(run / "log.jsonl", {"kind": "a test"})
+    finally:
+        os.umask(before)
+    for name in ("quarantine.json", ".quarantine.json.lock", "log.jsonl"):
+        made = (run / name).stat()
+        assert (made.st_uid, made.st_mode & 0o777) == (65534, 0o644), name

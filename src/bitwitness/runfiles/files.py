@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def _no_such_number(name: str) -> None:
 
 def write_json(path: Path, record: Mapping[str, Any], *, mode: int | None = None) -> None:
     """Write a JSON object so that a kill at any instant leaves the old file or the new one, and flush it to the disk."""
-    write_bytes(path, (dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode(), mode=mode)
+    write_bytes(
+        path, (dump({"schema": SCHEMA} | dict(record) | {"schema": SCHEMA}, indent=2) + "\n").encode(), mode=mode
+    )
 
 
 def dump(record: Mapping[str, Any], indent: int | None = None) -> str:
@@ -110,6 +113,8 @@ def write_bytes(path: Path, content: bytes, *, mode: int | None = None) -> None:
             with temporary.open("xb") as file:
                 if mode is not None:
                     os.fchmod(file.fileno(), mode)
+                else:
+                    belong_to(file.fileno(), path.parent)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -117,6 +122,18 @@ def write_bytes(path: Path, content: bytes, *, mode: int | None = None) -> None:
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def belong_to(descriptor: int, folder: Path) -> None:
+    """Give a new file to whoever owns the folder: what a controller writes into somebody's run, the run must read and go on with.
+
+    One's own files are as the umask makes them.
+    """
+    owner = folder.stat()
+    if owner.st_uid != os.geteuid():
+        os.fchmod(descriptor, owner.st_mode & 0o666)
+        with suppress(PermissionError):  # only root gives files away
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def sync_file(path: Path) -> None:
