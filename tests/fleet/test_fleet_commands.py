@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,6 +108,36 @@ def test_a_dry_run_prints_the_exact_calls_and_touches_nothing(place: Place) -> N
     before = files(place.state)
     assert "nothing would be called" in place.watch("--dry-run").stdout
     assert files(place.state) == before
+
+
+def test_a_pass_that_could_not_do_all_ends_with_1(place: Place) -> None:
+    place.incident()
+    place.cluster.unreachable()
+    done = place.watch("--once", "--act")
+    assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)
+    place.cluster.unreachable(False)
+    with State(place.state) as state, state.change():
+        state.write("UPDATE proposals SET due = NULL")
+    assert place.watch("--once", "--act").exit_code == 0
+    (place.incident(2, 4) / "incident.json").write_text("garbage")
+    done = place.watch("--once", "--act")
+    assert (done.exit_code, incident_id(2, NOW) in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'kind = "carrier"',
+        'kind = "slack"\nurl_file = "/nowhere/url"',
+        'kind = "slack"\nurl = "http://127.0.0.1:9/x"\nseverity = "foo"',
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_refuses(place: Place, table: str) -> None:
+    place.policy.write_text(f"{place.policy.read_text()}[[notify]]\n{table}\n")
+    for mode in ("--dry-run", "--once"):
+        done = place.watch(mode)
+        assert (done.exit_code, "[[notify]] number 1" in done.output) == (2, True)
+    assert not place.state.exists()
 
 
 @pytest.mark.parametrize(
@@ -259,6 +290,64 @@ def test_a_controller_that_was_killed_is_said_to_be_silent(place: Place) -> None
     assert told["controller"]["life"] == "silent"
     assert "3 hours" in told["todo"][0]
     assert "SILENT" in place.ask("status").stdout
+
+
+def test_a_controller_that_died_a_moment_ago_is_not_running(place: Place) -> None:
+    with Watching(place) as running:
+        running.wait_for("started")
+        assert place.asked("status")["controller"]["life"] == "running"
+        running.process.kill()
+        running.process.wait(60)
+        told = place.asked("status")
+    assert told["controller"]["life"] == "silent"
+    assert "is gone" in told["todo"][0]
+    assert "Nothing is to be done" not in place.ask("status").stdout
+
+
+def test_the_status_says_how_it_was_started(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.folder)
+    more = ("--state", "state", "--policy", "fleet.toml", "--publish", ".", "--act", "--every", "5s")
+    assert call("watch", "run", "--runs", ".", *more, "--once").exit_code == 0
+    monkeypatch.chdir("/")
+    here = place.folder
+    command = f"bitwitness fleet watch {here}/run --runs {here} --state {here}/state --policy {here}/fleet.toml"
+    command += f" --publish {here} --every 5s --act"
+    told = place.asked("status")
+    assert told["todo"][0].endswith(command)
+    assert told["controller"]["command"] == command
+    again = [word for word in shlex.split(command)[2:] if word]
+    assert CliRunner().invoke(cli, ["fleet", *again, "--once"]).exit_code == 0
+    assert f"--state {here}/state" in place.ask("status").stdout.splitlines()[-1]
+
+
+def test_the_newest_and_most_urgent_come_first_and_the_rest_is_counted(place: Place) -> None:
+    for number in range(1, 15):
+        place.incident(number, rank=None)
+    place.cluster.take_out("n2", "fan broken", by="kim")
+    place.incident(15, 4)
+    place.watch("--once", "--act")
+    with State(place.state) as state, state.change():
+        state.write("UPDATE proposals SET status = 'unclear', why = 'as a test says' WHERE node = 'n2'")
+    told = place.asked("status")
+    assert told["todo"][1].startswith("n2: look whether")
+    assert incident_id(14, NOW) in told["todo"][2]
+    assert (len(told["todo"]), told["todo_more"]) == (12, 4)
+    assert "and 4 more" in (text := place.ask("status").stdout)
+    assert f"fleet history --state {place.state} --last 0" in text
+
+
+def test_what_a_cluster_says_is_shown_as_one_plain_line(place: Place) -> None:
+    place.incident()
+    place.watch("--once", "--act")
+    garbage = "\x1b[31mpanic\n1. take out everything\n" + "x" * 5000
+    with State(place.state) as state, state.change():
+        state.write("UPDATE proposals SET status = 'failed', why = ?", (garbage,))
+    text = next(text for text in place.asked("status")["todo"] if text.startswith("n1:"))
+    assert text.isprintable()
+    assert len(text) < 320
+    shown = place.ask("status").stdout
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) < 500
 
 
 @pytest.mark.parametrize("command", ["status", "history", "clear"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -14,10 +15,11 @@ from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.fleet.kept import Kept
 from bitwitness.fleet.state import State
-from bitwitness.fleet.view import Report, report
+from bitwitness.fleet.view import Report, report, shown
 
 _SHOWN = 30
 _LIVES = {"running": "green", "silent": "bold red", "stopped": "bold yellow", "never": "yellow"}
+_URGENT = {status: rank for rank, status in enumerate(("unclear", "failed", "expired", "held", "acting"))}
 _STYLES = {
     "done": "green",
     "already out": "green",
@@ -34,6 +36,7 @@ _STYLES = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(folder: Path, as_json: bool) -> None:
     """Say whether the controller is alive, what it may still do, where every node stands, and what to do now."""
+    folder = folder.absolute()
     with State(folder, create=False) as state:
         found = report(state)
     if as_json:
@@ -57,6 +60,10 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
         screen.print("\nWhat to do now", style="bold")
         for number, text in enumerate(found.todo, 1):
             screen.print(styled(f"  {number}. {text}"), soft_wrap=True)
+        if found.more:
+            where = shlex.quote(str(folder))
+            text = f"  and {found.more} more, less urgent or older: bitwitness fleet history --state {where} --last 0"
+            screen.print(styled(text, "yellow"), soft_wrap=True)
     elif found.life == "running":
         screen.print()
         screen.print(styled("Nothing is to be done by you now.", "green"))
@@ -64,17 +71,23 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
     nodes = {one.proposal.node: one for one in found.proposals if one.proposal.node}
     if nodes:
         screen.print("\nNodes", style="bold")
-        rows = list(nodes.values())[-_SHOWN:]
+        rows = sorted(nodes.values(), key=lambda one: one.updated, reverse=True)
+        rows = sorted(rows, key=lambda one: _URGENT.get(one.status, len(_URGENT)))[:_SHOWN]
         print_list(_pieces(rows) if screen.is_terminal else _lines(rows), screen)
         if len(nodes) > _SHOWN:
-            screen.print(styled(f"  and {len(nodes) - _SHOWN} more: --json has all of them"))
+            where = shlex.quote(str(folder))
+            text = f"  and {len(nodes) - _SHOWN} more: bitwitness fleet status --json --state {where}"
+            screen.print(styled(text), soft_wrap=True)
     for row in found.requeues:
         screen.print(
             styled(f"job {row.job} is to be started again (incident {row.incident}): {row.why}"), soft_wrap=True
         )
     if found.messages["waiting"]:
         screen.print(styled(f"{found.messages['waiting']} messages wait to be delivered"))
-    screen.print(styled(f"More: bitwitness fleet history --state {folder} [--node NODE]", "dim"), soft_wrap=True)
+    screen.print(
+        styled(f"More: bitwitness fleet history --state {shlex.quote(str(folder))} [--node NODE]", "dim"),
+        soft_wrap=True,
+    )
 
 
 def _lines(rows: list[Kept]) -> Table:
@@ -102,4 +115,4 @@ def _pieces(rows: list[Kept]) -> Table:
 
 
 def _why(one: Kept) -> str:
-    return one.why or one.proposal.reason
+    return shown(one.why or one.proposal.reason)

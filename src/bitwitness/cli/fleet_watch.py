@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import signal
 import sqlite3
 import tempfile
@@ -28,12 +29,15 @@ from bitwitness.fleet.clusters.base import Cluster
 from bitwitness.fleet.clusters.rehearsed import Rehearsed
 from bitwitness.fleet.clusters.settings import cluster_of
 from bitwitness.fleet.controller import Controller
+from bitwitness.fleet.kept import Book
 from bitwitness.fleet.notify import Notifier, notifiers
 from bitwitness.fleet.outbox import Deliverer, deliver
 from bitwitness.fleet.owning import STATE_LOCK, Lock
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import NAME, Entry, State
+from bitwitness.fleet.view import shown
 
+_EVERY = 2.0
 STATE = Path("/var/lib/bitwitness/fleet")
 INBOX = "inbox"
 """In the folder of the state: runs whose incidents came over the network."""
@@ -54,6 +58,19 @@ class Asked:
     every: float
     as_json: bool
     publish: Path | None
+    act: bool
+
+    def command(self) -> str:
+        """The command line that starts the same controller from any folder; secrets are in files, and not in it."""
+        words = ["bitwitness", "fleet", "watch", *(str(path.absolute()) for path in self.runs)]
+        named = [("--runs", path) for path in self.parents] + [("--state", self.state), ("--policy", self.policy_file)]
+        for option, path in (*named, ("--token-file", self.token_file), ("--publish", self.publish)):
+            words += [option, str(path.absolute())] if path is not None else []
+        if self.listen is not None:
+            host, port = self.listen
+            words += ["--listen", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+        words += ["--every", f"{self.every:g}s"] if self.every != _EVERY else []
+        return shlex.join([*words, "--act"] if self.act else words)
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -109,12 +126,15 @@ def watch(
     """Watch the runs in RUN_DIR... and carry each incident through: decide, act within limits, look, tell people.
 
     It only observes until the policy says act = true or --act is given: proposals are noted and told, and no node is touched.
-    It may be killed and started again at any time. SIGTERM ends it with 0, Ctrl-C with 130.
+    It may be killed and started again at any time. SIGTERM ends it with 0, Ctrl-C with 130. With --once it ends with 1 where the
+    cluster could not be asked, or an incident could not be read.
     """
     _check(runs, parents, listen, token_file)
     policy = FleetPolicy.load(policy_file) if policy_file is not None else FleetPolicy()
     policy = replace(policy, act=policy.act or act)
-    asked = Asked(runs, parents, state, policy, policy_file, once, listen, token_file, every, as_json, publish)
+    # Absolute: it stands in messages, which are read elsewhere.
+    state = state.absolute()
+    asked = Asked(runs, parents, state, policy, policy_file, once, listen, token_file, every, as_json, publish, act)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     if dry_run:
         _rehearse(asked)
@@ -169,6 +189,9 @@ def _watch(asked: Asked) -> None:
         if asked.once:
             _once(controller, state, told)
             _print_news(state, last, asked.as_json)
+            if wrong := _left_undone(state):
+                console(stderr=True).print(styled(f"not all could be done: {wrong}", "red"), soft_wrap=True)
+                raise SystemExit(1)
             return
         deliverer = Deliverer(asked.state, told, asked.every, state.clock)
         deliverer.start()
@@ -217,6 +240,16 @@ def _once(controller: Controller, state: State, told: Sequence[Notifier]) -> Non
     controller.stopped()
 
 
+def _left_undone(state: State) -> str:
+    """Why a pass has not done what it should: the cluster could not be asked, or an incident not read; "" where it has."""
+    unread = [
+        text for key, (text, _) in state.said().items() if key.startswith(("damaged:", "incidents:", "run:", "gone:"))
+    ]
+    waiting = Book(state).proposals(statuses=("held", "failed"), pending=True)
+    unasked = [one.why for one in waiting if one.hold == "cluster" or one.status == "failed"]
+    return "; ".join(shown(text) for text in (unread + unasked)[:3])
+
+
 def _remember(state: State, asked: Asked, told: Sequence[Notifier]) -> None:
     """What `fleet clear` needs to reach the same cluster and people; no setting of a policy is a secret, and no name is."""
     sources = {
@@ -228,7 +261,7 @@ def _remember(state: State, asked: Asked, told: Sequence[Notifier]) -> None:
     file = "" if asked.policy_file is None else str(asked.policy_file.absolute())
     before, shared = state.about().get("publish", ""), "" if asked.publish is None else str(asked.publish.absolute())
     with state.change():
-        state.set_about(sources=json.dumps(sources, default=str), policy=file, publish=shared)
+        state.set_about(sources=json.dumps(sources, default=str), policy=file, publish=shared, command=asked.command())
     if before not in ("", shared):
         text = f"condemned.json in {before} is not kept up to date any more: point the nodes elsewhere, and remove it"
         console(stderr=True).print(styled(text, "yellow"), soft_wrap=True)
@@ -251,7 +284,12 @@ def _serve(asked: Asked, listen: tuple[str, int], inbox: Path | None) -> Any:
 
 
 def _rehearse(asked: Asked) -> None:
-    """A round on a copy of the state and in front of the cluster, so that nothing is touched."""
+    """A round on a copy of the state and in front of the cluster, so that nothing is touched. What a start refuses is refused."""
+    notifiers(asked.policy.notify)
+    if asked.token_file is not None:
+        from bitwitness.fleet.inbox import read_token
+
+        read_token(asked.token_file)
     with tempfile.TemporaryDirectory(prefix="bitwitness-dry-run-") as name:
         folder = Path(name)
         if (asked.state / NAME).exists():

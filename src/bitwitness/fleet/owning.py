@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import socket
+import struct
 from pathlib import Path
 
 from bitwitness.errors import ConfigurationError, RunFilesError
@@ -18,6 +19,8 @@ from bitwitness.runfiles import utc_now
 RUN_LOCK = ".fleet.lock"
 STATE_LOCK = ".lock"
 
+_FLOCK = "hhqqi0q"
+"""`struct flock` of Linux: type, from where, start, length, process."""
 _HELD: set[str] = set()
 """Paths that this process holds: a POSIX lock does not keep a process from its own, and closing any handle ends it."""
 
@@ -63,6 +66,24 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = -1
             _HELD.discard(self._path)
+
+
+def owned(path: Path) -> bool | None:
+    """Whether a process holds the lock, which is asked without taking it; None where that cannot be told from here."""
+    if str(path.absolute()) in _HELD:
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        said = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    except (OSError, struct.error):
+        return None
+    finally:
+        os.close(descriptor)
+    return bool(said[0] != fcntl.F_UNLCK)
 
 
 def _self() -> str:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 from bitwitness.fleet.budget import HOUR, left
 from bitwitness.fleet.clock import moment, stamp
+from bitwitness.fleet.clusters.base import one_line
 from bitwitness.fleet.kept import Book, Kept, Requeue
-from bitwitness.fleet.notify import undo_command
+from bitwitness.fleet.notify import clean, undo_command
 from bitwitness.fleet.outbox import Outbox
+from bitwitness.fleet.owning import STATE_LOCK, owned
 from bitwitness.fleet.pulse import pulse
 from bitwitness.fleet.state import State
 
 RECENT = timedelta(days=7)
-_LIMIT = 12
+LONGEST_TODO = 12
+"""What a person is asked to do at once; more is counted."""
+_SHOWN = 200
 
 Life = Literal["running", "silent", "stopped", "never"]
 
@@ -38,6 +44,7 @@ class Report:
         budget: of nodes within an hour: `limit`, `used`, `left`, and `free_at` where none is left.
         incidents: status of the verdict -> how many.
         proposals: those that wait, and what became of others lately; newest last.
+        more: how many things a person should do that are not in `todo`, which would be too long.
         requeues: jobs that are to be started again.
         returns: condemned devices that came back.
         troubles: what is wrong with what is watched, since when.
@@ -57,6 +64,7 @@ class Report:
     troubles: tuple[tuple[str, str], ...]
     messages: dict[str, Any]
     todo: tuple[str, ...]
+    more: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -84,13 +92,14 @@ class Report:
             "troubles": [{"since": since, "text": text} for since, text in self.troubles],
             "messages": self.messages,
             "todo": list(self.todo),
+            "todo_more": self.more,
         }
 
 
 def _public(about: dict[str, str]) -> dict[str, str]:
     return {
         name: about[name]
-        for name in ("mode", "cluster", "host", "pid", "started", "policy", "owner")
+        for name in ("mode", "cluster", "host", "pid", "started", "policy", "owner", "command")
         if about.get(name)
     }
 
@@ -100,12 +109,15 @@ def report(state: State, now: datetime | None = None) -> Report:
     now = now or state.clock.now()
     book, about = Book(state), state.about()
     kept = _with_cleared([one for one in book.proposals() if _is_shown(one, now)], state)
-    life, text = _life(about, now)
+    life, text = _life(about, now, state.folder)
     troubles = tuple((since, said) for key, (said, since) in state.said().items() if not key.startswith("told:"))
     returns, messages = tuple(book.returns()), Outbox(state, ()).waiting()
     budget = _budget(book, about, now)
     requeues = tuple(book.requeues())
-    found = Report(
+    todo = _todo(kept, returns, troubles, messages, state)
+    if life in ("silent", "stopped", "never"):
+        todo.insert(0, _again(life, text, about, state))
+    return Report(
         life,
         text,
         about,
@@ -117,10 +129,8 @@ def report(state: State, now: datetime | None = None) -> Report:
         returns,
         troubles,
         messages,
-        (),
-    )
-    return Report(
-        **{name: getattr(found, name) for name in Report.__slots__ if name != "todo"}, todo=tuple(_todo(found, state))
+        tuple(todo[:LONGEST_TODO]),
+        max(0, len(todo) - LONGEST_TODO),
     )
 
 
@@ -142,7 +152,7 @@ def _with_cleared(kept: Sequence[Kept], state: State) -> list[Kept]:
     return shown
 
 
-def _life(about: dict[str, str], now: datetime) -> tuple[Life, str]:
+def _life(about: dict[str, str], now: datetime, folder: Path) -> tuple[Life, str]:
     where = f"on {about.get('host', '?')}, pid {about.get('pid', '?')}"
     if not about.get("started"):
         return "never", "no controller has run with this state yet"
@@ -151,6 +161,12 @@ def _life(about: dict[str, str], now: datetime) -> tuple[Life, str]:
     last = moment(about["round"]).timestamp() if about.get("round") else None
     seen = pulse(moment(about["started"]).timestamp(), last, now.timestamp())
     age = seen.age or 0.0
+    if about.get("host") == socket.gethostname() and owned(folder / STATE_LOCK) is False:
+        shown_last = f"{'it was started' if seen.first else 'its last round was'} {_length(age)} ago"
+        return (
+            "silent",
+            f"the controller {where} is gone, killed or ended by an error: nothing is watched, {shown_last}",
+        )
     if seen.silent:
         return (
             "silent",
@@ -183,43 +199,57 @@ def _budget(book: Book, about: dict[str, str], now: datetime) -> dict[str, Any]:
 # What to do -----------------------------------------------------------------------------------------------------------
 
 
-def _todo(found: Report, state: State) -> Iterator[str]:
-    """The most urgent first. Every sentence says what to do, not only what is wrong."""
-    folder = shlex.quote(str(state.folder))
-    if found.life in ("silent", "stopped", "never"):
-        again = f"{'start' if found.life == 'silent' else 'Start'} it again: bitwitness fleet watch RUN_DIR... --state {folder}"
-        yield f"{found.text}. {'Look at its log, end it if it hangs, and ' if found.life == 'silent' else ''}{again}"
-    for one in found.returns[:_LIMIT]:
-        yield f"{one['text']}. Take {one['node']} out, or if it was repaired: {undo_command(one['node'], str(state.folder))}"
-    shown = 0
-    for kept in found.proposals:
-        text = _advice(kept)
-        if text and shown < _LIMIT:
-            shown += 1
-            yield text
-    for since, text in found.troubles[:_LIMIT]:
-        yield f"since {since}: {text}"
-    waiting = found.messages
+def _todo(
+    kept: Sequence[Kept],
+    returns: Sequence[dict[str, str]],
+    troubles: Sequence[tuple[str, str]],
+    waiting: dict[str, Any],
+    state: State,
+) -> list[str]:
+    """The most urgent first, and of what is as urgent the newest. Every sentence says what to do, not only what is wrong."""
+    folder = str(state.folder)
+    found = [
+        f"{shown(one['text'])}. Take {one['node']} out, or if it was repaired: {undo_command(one['node'], folder)}"
+        for one in returns
+    ]
+    advised = [(rank, -place, text) for place, one in enumerate(kept) for rank, text in _advice(one)]
+    first = [text for rank, _, text in sorted(advised) if rank == 0]
+    found += first
+    found += [f"since {since}: {shown(text)}" for since, text in reversed(troubles)]
     if waiting["failed"]:
-        yield f"{waiting['failed']} messages could not be delivered, so people may not know: {waiting['error']}"
+        error = shown(str(waiting["error"]))
+        found.append(f"{waiting['failed']} messages could not be delivered, so people may not know: {error}")
+    return found + [text for rank, _, text in sorted(advised) if rank > 0]
 
 
-def _advice(kept: Kept) -> str:
-    """What a person should do about one proposal; "" where nothing."""
-    one, node = kept.proposal, kept.proposal.node
+def _again(life: Life, text: str, about: dict[str, str], state: State) -> str:
+    """How to start a controller that does not run."""
+    command = about.get("command") or f"bitwitness fleet watch RUN_DIR... --state {shlex.quote(str(state.folder))}"
+    again = f"tart it again, by its service if it has one: {command}"
+    return f"{text}. Look at its log, end it if it hangs, and s{again}" if life == "silent" else f"{text}. S{again}"
+
+
+def shown(text: str) -> str:
+    """What a program or a file said, as a part of a sentence: one line of what can be seen, and not too much of it."""
+    return one_line(clean(text).replace("\n", " "), _SHOWN)
+
+
+def _advice(kept: Kept) -> list[tuple[int, str]]:
+    """What a person should do about one proposal, and how urgent that is, 0 first; nothing where nothing."""
+    one, node, why = kept.proposal, kept.proposal.node, shown(kept.why)
     if kept.status == "unclear":
-        return f"{node}: look whether the {one.act} happened, and finish it or `fleet clear` it by hand ({kept.why})"
+        return [(0, f"{node}: look whether the {one.act} happened, and finish it or `fleet clear` it by hand ({why})")]
     if kept.status == "failed":
-        return f"{node}: the cluster does not take it out ({kept.why}); take it out by hand if it goes on"
+        return [(0, f"{node}: the cluster does not take it out ({why}); take it out by hand if it goes on")]
     if kept.status == "expired":
-        return f"{node}: it is still in service although {one.reason}"
+        return [(1, f"{node}: it is still in service although {shown(one.reason)}")]
     if kept.hold in ("not-ours", "protected"):
-        return f"{node}: {kept.why}; a person must decide, because {one.reason}"
+        return [(2, f"{node}: {why}; a person must decide, because {shown(one.reason)}")]
     if kept.hold == "cluster":
-        return f"{node}: {kept.why}"
+        return [(0, f"{node}: {why}")]
     if one.action == "contact" and kept.status == "nothing":
-        return f"incident {one.incident}: {one.reason}"
-    return ""
+        return [(2, f"incident {one.incident}: {shown(one.reason)}")]
+    return []
 
 
 def sources(about: dict[str, str]) -> dict[str, Any]:
