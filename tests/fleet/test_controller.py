@@ -98,6 +98,18 @@ def test_two_runs_with_the_same_incident_are_one(play: Rehearsal) -> None:
     assert play.cluster.calls() == DRAINED
 
 
+def test_another_incident_of_the_same_id_is_said(play: Rehearsal) -> None:
+    other = play.folder / "other"
+    play.incident()
+    play.incident(run_dir=other, ranks=(2,))
+    play.controller._runs._runs += (other,)
+    play.rounds(4)
+    assert play.cluster.calls() == DRAINED
+    (told,) = play.trail("trouble")
+    assert f"{other}/incidents" in told
+    assert "has the id of another incident" in told
+
+
 def test_a_second_incident_on_a_node_that_is_out_needs_no_act(play: Rehearsal) -> None:
     play.begin(nodes_per_hour=1, cluster_share=0.25)
     play.incident(1)

@@ -93,6 +93,7 @@ class Controller:
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._known: set[str] = set()
+        self._twins: dict[Path, str] = {}
         self._history: list[Naming] = []
         self._cleared: list[Cleared] = []
         self._damaged: dict[Path, Stamp | None] = {}
@@ -216,10 +217,13 @@ class Controller:
                 for path in run.incidents():
                     if path.name not in self._known:
                         new.setdefault(path.name, (path, run))
+                    elif path not in self._twins:
+                        self._twins[path] = self._twin(path)
             except (BitwitnessError, OSError) as error:
                 troubles.append(
                     Trouble(f"incidents:{run.path}", f"the incidents of {run.path} cannot be read: {error}")
                 )
+        troubles += [Trouble(f"twin:{path}", text) for path, text in self._twins.items() if text and path.is_dir()]
         if new:
             self._remember()
         taken, said = 0, self.state.said("damaged:")
@@ -238,6 +242,22 @@ class Controller:
                 troubles.append(trouble)
         self.backlog = len(new) - len([one for one in troubles if one.key.startswith("damaged:")]) > taken
         return troubles
+
+    def _twin(self, path: Path) -> str:
+        """What is wrong where an incident was picked up elsewhere under the same id; "" if it is the same."""
+        known = self.book.incident(path.name)
+        if known is None or known.path == path:
+            return ""
+        try:
+            other = read_incident(path)
+            same = (other.verdict.headline(), str(other.record.get("time", ""))) == (known.headline, known.time)
+        except (BitwitnessError, OSError, *DAMAGE):
+            same = False
+        return (
+            ""
+            if same
+            else f"{path} has the id of another incident, {known.path}: nothing is done about it; a person must look"
+        )
 
     def _remember(self) -> None:
         """What counts against whom, anew: a person may have cleared some of it."""
