@@ -90,7 +90,9 @@ def app(
         inbox = _Inbox(Store(folder, limits, clock), token, exposition, body_seconds)
         routes.append(Route("/incidents", inbox.post, methods=["POST"]))
     handlers: dict[Any, Any] = {HTTPException: _problem, BitwitnessError: _unreadable}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    made = Starlette(routes=routes, exception_handlers=handlers)
+    made.router.redirect_slashes = False  # whoever follows a redirection sends the token again, and may send no body
+    return made
 
 
 class _Inbox:

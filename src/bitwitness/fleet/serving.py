@@ -1,7 +1,8 @@
 """A web server in a thread that no client can keep busy: for how long, and for how many, is bounded here.
 
 Uvicorn waits without end for the rest of a request and for a reader who does not read. A controller that repairs machines is
-reached from machines that are broken, so each connection has a time within which a request must be over.
+reached from machines that are broken, so each connection has a time within which a request must be over, and where there are
+too many, those that have asked for nothing make room.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 40.0
 """From the connection, or the end of the answer before, to the end of an answer."""
-_CONNECTIONS = 64
+HEADER_SECONDS = 5.0
+"""Of these, until a request has come but for its body: a connection that says nothing keeps others out."""
+_CONNECTIONS = 256
 _HEADERS = 16 << 10
 _STARTING_SECONDS = 30.0
 
@@ -41,10 +44,23 @@ class Server:
         ConfigurationError: it cannot listen there, e.g. because another program does.
     """
 
-    def __init__(self, app: Starlette, host: str, port: int, request_seconds: float = REQUEST_SECONDS) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        host: str,
+        port: int,
+        request_seconds: float = REQUEST_SECONDS,
+        header_seconds: float = HEADER_SECONDS,
+        connections: int = _CONNECTIONS,
+    ) -> None:
         self._socket = _listen(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        protocol = type("Bounded", (_BoundedProtocol,), {"seconds": request_seconds})
+        bounds = {
+            "seconds": request_seconds,
+            "header_seconds": min(header_seconds, request_seconds),
+            "most": connections,
+        }
+        protocol = type("Bounded", (_BoundedProtocol,), bounds)
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -56,7 +72,7 @@ class Server:
             access_log=False,  # whoever asks /metrics every 15 s is no news
             proxy_headers=False,  # what a client says of itself is not believed
             server_header=False,
-            limit_concurrency=_CONNECTIONS,
+            limit_concurrency=connections,
             timeout_keep_alive=20,  # more than the 15 s between two scrapes
             timeout_graceful_shutdown=3,
             h11_max_incomplete_event_size=_HEADERS,
@@ -119,13 +135,33 @@ def _listen(host: str, port: int) -> socket.socket:
 class _BoundedProtocol(H11Protocol):
     """A connection that ends when a request takes too long, whoever is to blame."""
 
-    seconds = REQUEST_SECONDS
+    seconds, header_seconds, most = REQUEST_SECONDS, HEADER_SECONDS, _CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
+    _asked_nothing = True
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to count."""
+        """Begin to count, and where there are too many, end the one that has asked for nothing for the longest time."""
         super().connection_made(transport)
-        self._restart()
+        self._since = self.loop.time()
+        self._restart(self.header_seconds)
+        if len(self.connections) >= self.most:
+            others = [one for one in self.connections if isinstance(one, _BoundedProtocol) and one._asked_nothing]
+            oldest = min((one for one in others if one is not self), key=lambda one: one._since, default=None)
+            if oldest is not None:
+                oldest._asked_nothing = False
+                oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """A request whose headers are whole has the time for its body; another one on the connection must come as fast."""
+        before, first = self.cycle, self._asked_nothing
+        super().data_received(data)
+        if self.cycle is not before:
+            self._asked_nothing = False
+            self._restart(self.seconds)
+        elif first and before is not None:
+            self._asked_nothing = False
+            self._restart(self.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count no more."""
@@ -134,15 +170,16 @@ class _BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Count anew for the next request."""
-        self._restart()
+        """Count anew for the next request; how long it may be waited for, uvicorn knows."""
+        self._asked_nothing, self._since = True, self.loop.time()
+        self._restart(self.seconds)
         super().on_response_complete()
 
-    def _restart(self) -> None:
+    def _restart(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(self.seconds, self._too_slow)
+        self._deadline = self.loop.call_later(seconds, self._too_slow)
 
     def _too_slow(self) -> None:
-        logger.debug("a connection was closed: its request was not over after %.0f s", self.seconds)
+        logger.debug("a connection was closed: its request was not over in time")
         self.transport.abort()
