@@ -174,7 +174,7 @@ def test_a_clear_while_signals_are_read_answers_what_is_being_decided(play: Rehe
             answer(play)
         return []
 
-    play.controller._signals = slow
+    play.controller._picker._signals = slow
     play.rounds(3)
     assert play.cluster.calls() == []
     assert play.kept("n1")[-1].proposal.action == "contact"

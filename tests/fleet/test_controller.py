@@ -129,7 +129,7 @@ def test_a_cluster_that_cannot_reboot_drains(play: Rehearsal) -> None:
 
 
 def test_damaged_incidents_behind_a_storm_are_said_once(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bitwitness.fleet.controller.BATCH", 3)
+    monkeypatch.setattr("bitwitness.fleet.picking.BATCH", 3)
     for number in (50, 51):
         (play.incident(number) / "incident.json").write_text("{")
     play.rounds(2)

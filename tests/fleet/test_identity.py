@@ -120,16 +120,16 @@ def test_a_return_that_is_cleared_while_it_is_compared_is_none(
     play.clock.move(timedelta(hours=1))
     where = Topology((Placement(0, "n2", "GPU-n1-0", 0, "H100", "x"),))
     RunFiles(play.run_dir).write_run({"started": play.clock.wall.isoformat(), "placement": where.to_json()})
-    compare = play.controller._returned
+    compare = play.controller._returns._returned
 
     def cleared(seen: Sequence[Sighting]) -> list[Return]:
         found = compare(seen)
-        monkeypatch.setattr(play.controller, "_returned", compare)
+        monkeypatch.setattr(play.controller._returns, "_returned", compare)
         clear(play.state, play.cluster, "n1", "it was a test", "kim@head")
         assert len(found) == 1
         return found
 
-    monkeypatch.setattr(play.controller, "_returned", cleared)
+    monkeypatch.setattr(play.controller._returns, "_returned", cleared)
     play.rounds(3)
     assert play.trail("returned") == []
     assert play.cluster.calls() == [("drain", "n1"), ("clear", "n1")]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bitwitness.errors import RunFilesError
+from bitwitness.fleet.decision import Proposal
 from bitwitness.fleet.identity import Return
 from bitwitness.fleet.kept import RETURNED, Book, Kept
 from bitwitness.fleet.notify import About, Ending, Message, Severity, compose, compose_return
@@ -41,6 +42,15 @@ class Teller:
         if known is None:
             return About(run="", **shared)  # type: ignore[arg-type]
         return About(run=known.run, incident=str(known.path), headline=known.headline, job=known.job, **shared)  # type: ignore[arg-type]
+
+    def propose(self, proposal: Proposal, number: int) -> None:
+        """Note a proposal; where nothing is to be done, that is its end, and is told."""
+        book, state = self._book, self._book.state
+        book.add_proposal(proposal, number)
+        record = {"action": proposal.action, "act": proposal.act, "confidence": proposal.confidence}
+        state.note("proposed", proposal.reason, incident=proposal.incident, node=proposal.node, record=record)
+        if proposal.act is None and proposal.action != "none":
+            self.ending(book.proposals(incident=proposal.incident)[-1], "nothing", proposal.reason)
 
     def ending(self, kept: Kept, ending: Ending, why: str, calls: Sequence[str] = (), *, hold: str = "") -> None:
         """Where a proposal stands. What holds a node is told once a day, not once an incident: a storm names it often."""
