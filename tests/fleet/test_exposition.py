@@ -19,6 +19,7 @@ FULL = Figures(
     proposals={("drain", "held"): 2, ("reboot", "unclear"): 1},
     acts={("drain", "done"): 3, ("reboot", "unclear"): 1},
     held={"nodes-per-hour": 2},
+    troubles={"damaged": 2},
     unsettled=1,
     budget_used=2,
     budget_limit=2,
@@ -53,6 +54,8 @@ def test_every_figure_is_told() -> None:
         "bitwitness_fleet_acts_total{'act': 'reboot', 'outcome': 'unclear'}": 1,
         "bitwitness_fleet_held{'why': 'nodes-per-hour'}": 2,
         "bitwitness_fleet_held{'why': 'cluster-share'}": 0,
+        "bitwitness_fleet_troubles{'kind': 'damaged'}": 2,
+        "bitwitness_fleet_troubles{'kind': 'gone'}": 0,
         "bitwitness_fleet_unsettled{}": 1,
         "bitwitness_fleet_budget_used{}": 2,
         "bitwitness_fleet_budget_limit{}": 2,
@@ -82,7 +85,7 @@ def test_names_follow_the_rules_and_no_label_is_without_number() -> None:
     found = values(FULL)
     assert all(name.startswith("bitwitness_fleet_") for name in found)
     labels = {label for name in found for label in re.findall(r"'(\w+)':", name)}
-    assert labels == {"version", "mode", "cluster", "status", "action", "act", "outcome", "why", "code"}
+    assert labels == {"version", "mode", "cluster", "status", "action", "act", "outcome", "why", "code", "kind"}
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 

@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from bitwitness.cli.main import cli
 from bitwitness.fleet.clock import stamp
 from bitwitness.fleet.clusters import FakeCluster
+from bitwitness.fleet.figures import figures
 from bitwitness.fleet.owning import STATE_LOCK, Lock
 from bitwitness.fleet.state import NAME, State
 from bitwitness.runfiles import RunFiles
@@ -115,6 +116,7 @@ def test_a_pass_that_could_not_do_all_ends_with_1(place: Place) -> None:
     place.cluster.unreachable()
     done = place.watch("--once", "--act")
     assert (done.exit_code, "cannot be reached" in done.stderr) == (1, True)
+    assert figures(place.state).held == {"cluster": 1}
     place.cluster.unreachable(False)
     with State(place.state) as state, state.change():
         state.write("UPDATE proposals SET due = NULL")
@@ -122,6 +124,17 @@ def test_a_pass_that_could_not_do_all_ends_with_1(place: Place) -> None:
     (place.incident(2, 4) / "incident.json").write_text("garbage")
     done = place.watch("--once", "--act")
     assert (done.exit_code, incident_id(2, NOW) in done.stderr) == (1, True)
+    assert figures(place.state).troubles == {"damaged": 1}
+
+
+def test_what_a_cluster_can_never_do_is_counted_for_a_day(place: Place) -> None:
+    place.incident()
+    place.watch("--once")
+    for age, held in ((1, {"cluster": 1}), (25, {})):
+        with State(place.state) as state, state.change():
+            then = stamp(NOW - timedelta(hours=age))
+            state.write("UPDATE proposals SET status = 'held', hold = 'cluster', final = 1, updated = ?", (then,))
+        assert figures(place.state).held == held
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _STATUSES = ("attributed", "unattributed")
 _HOLDS = get_args(HoldReason)
+TROUBLES = ("asked", "back", "cluster", "condemned", "damaged", "gone", "incidents", "run", "start", "twin")
+"""What can be wrong with what is watched, by the first part of its key; `other` for what is none of these."""
 _ANSWERS = (200, 201, 400, 401, 408, 409, 413, 415, 429, 503, 507)
 """From 0 on: the first of a kind would not be an increase otherwise."""
 _OUTCOMES = ("done", "already out", "failed", "unclear", "expired")
@@ -56,6 +58,7 @@ class Figures:
         proposals: (action, where it stands) -> proposals that are there now, e.g. ("drain", "held").
         acts: (act, outcome) -> acts that have ended so, ever, e.g. ("drain", "done").
         held: why -> proposals that wait now.
+        troubles: kind -> things that are wrong with what is watched now.
         unsettled: acts begun whose outcome is not known yet.
         budget_used: nodes acted upon within the last hour.
         budget_limit: nodes that may be.
@@ -76,6 +79,7 @@ class Figures:
     proposals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     acts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
+    troubles: Mapping[str, int] = field(default_factory=dict)
     unsettled: int = 0
     budget_used: int = 0
     budget_limit: int = 0
@@ -143,6 +147,10 @@ def _counted(now: Figures) -> Iterator[Metric]:
     for why in sorted({*_HOLDS, *now.held}):
         held.add_metric((why,), now.held.get(why, 0))
     yield held
+    troubles = GaugeMetricFamily(_name("troubles"), "What is wrong now with what is watched.", labels=("kind",))
+    for kind in sorted({*TROUBLES, "other", *now.troubles}):
+        troubles.add_metric((kind,), now.troubles.get(kind, 0))
+    yield troubles
     yield _gauge("unsettled", "Acts begun whose outcome is not known yet.", {}, now.unsettled)
     yield _gauge("budget_used", "Nodes acted upon within the last hour.", {}, now.budget_used)
     yield _gauge("budget_limit", "Nodes that may be acted upon within an hour.", {}, now.budget_limit)
