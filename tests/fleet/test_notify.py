@@ -11,9 +11,11 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from pathlib import Path
@@ -42,7 +44,10 @@ from bitwitness.fleet.notify import (
     notifiers,
     undo_command,
 )
+from bitwitness.fleet.outbox import MOST, Outbox, deliver
 from bitwitness.fleet.senders import Email, slack_form
+from bitwitness.fleet.state import State
+from tests.fleet.rehearsal import HandClock, Listener
 from tests.fleet.web import ID, Sink
 
 TIME = "2026-11-29T09:30:15.000+00:00"
@@ -448,3 +453,56 @@ def test_two_rooms_of_one_chat_need_names(tmp_path: Path) -> None:
         notifiers(rooms)
     named = notifiers([rooms[0], rooms[1] | {"name": "night shift", "severity": "critical"}])
     assert [one.name for one in named] == ["slack chat.example", "night shift"]
+
+
+# Storms ---------------------------------------------------------------------------------------------------------------
+
+
+def nobody(number: int, state: State) -> Message:
+    """About one of many incidents in which nobody can be named."""
+    proposal = replace(NOBODY, incident=f"20261129T093015Z-{number:06x}")
+    return compose(proposal, "nothing", "", replace(ABOUT, time=state.stamp()))
+
+
+def test_in_a_storm_the_rest_is_told_together(tmp_path: Path) -> None:
+    clock, listener, stop = HandClock(), Listener(), threading.Event()
+    with State(tmp_path / "state dir", clock=clock) as state:
+        outbox = Outbox(state, ["listener"])
+
+        def put(*messages: Message) -> list[str]:
+            with state.change():
+                for message in messages:
+                    outbox.put(message)
+            before = len(listener.got)
+            deliver(state, [listener], stop)
+            return [one.subject for one in listener.got[before:]]
+
+        storm = [nobody(number, state) for number in range(150)]
+        assert len(put(*storm)) == MOST
+        assert put(storm[0], storm[149]) == [], "what was put is not put again"
+        assert outbox.waiting()["waiting"] == 130
+        done = compose(PROPOSAL, "failed", "refused", replace(ABOUT, time=state.stamp()))
+        assert put(done) == [done.subject], "what happened to a node is told by itself"
+        clock.move(timedelta(seconds=31))
+        assert put() == ["bitwitness: 130 more; see fleet status"]
+        more = listener.got[-1]
+        assert (more.severity, more.record["count"]) == ("critical", 130)
+        assert "fleet status --state '" in more.text
+        assert outbox.waiting()["waiting"] == 0
+        clock.move(timedelta(seconds=60))
+        assert put(nobody(200, state)) == []
+        with state.change():
+            Outbox(state, ["listener"]).forget_strangers()
+        assert outbox.waiting()["waiting"] == 1, "a restart forgets none of them"
+        clock.move(timedelta(seconds=600))
+        quiet = nobody(201, state)
+        assert sorted(put(quiet)) == sorted(["bitwitness: 1 more; see fleet status", quiet.subject])
+
+
+def test_without_anybody_to_tell_nothing_waits(tmp_path: Path) -> None:
+    with State(tmp_path) as state:
+        with state.change():
+            for number in range(MOST + 5):
+                Outbox(state, []).put(nobody(number, state))
+        deliver(state, [])
+        assert Outbox(state, []).waiting()["waiting"] == 0
