@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bitwitness.errors import ClusterError
+from bitwitness.fleet.clock import stamp
 from bitwitness.fleet.clusters import slurm_json, slurm_text
 from bitwitness.fleet.clusters.slurm import SlurmCluster
 from bitwitness.fleet.clusters.slurm_command import Answer
@@ -25,7 +26,7 @@ POLICY = FleetPolicy(
     act=True, may=frozenset({"drain", "replace"}), nodes_per_hour=9, cluster_share=1.0, cluster={"kind": "slurm"}
 )
 NODES = ("n0", "n1", "n2", "n3")
-BROKEN = Signal("kernel", "xid:64", "GPU-n1-0", None, "memory", "strong", "no spare rows", host="n1")
+BROKEN = Signal("kernel", "xid:64", "GPU-n1-0", stamp(NOW), "memory", "strong", "no spare rows", host="n1")
 
 
 class Scontrol:
