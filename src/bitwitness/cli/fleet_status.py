@@ -80,7 +80,7 @@ def _show(found: Report, screen: Console, folder: Path) -> None:
             screen.print(styled(text), soft_wrap=True)
     for row in found.requeues:
         screen.print(
-            styled(f"job {row.job} is to be started again (incident {row.incident}): {row.why}"), soft_wrap=True
+            styled(f"job {row.job} is to be started again (incident {row.incident}): {shown(row.why)}"), soft_wrap=True
         )
     if found.messages["waiting"]:
         screen.print(styled(f"{found.messages['waiting']} messages wait to be delivered"))

@@ -235,6 +235,14 @@ def test_through_slurmrestd(here: Slurm, cluster: SlurmCluster) -> None:
     assert rest.look("n2") == cluster.look("n2")
     assert rest.census() == cluster.census()
     carry_out(rest, act("clear", "n2"))
+    array = here.submit("#!/bin/sh\nexit 3\n", "--array=0-1", "--exclude=n3", "--no-requeue")
+    for task in (f"{array}_0", f"{array}_1"):
+        until(lambda task=task: cluster.job(task).state == "ended", "the task ends")  # type: ignore[misc]
+        assert rest.job(task).nodes == cluster.job(task).nodes != ()
+        assert (rest.job(task).state, rest.job(task).exit_code) == ("ended", 3)
+    assert rest.job(f"{array}_7").state == "absent"
+    with pytest.raises(ConfigurationError, match="job array"):
+        rest.job(array)
     here.stop("slurmrestd")
 
 
