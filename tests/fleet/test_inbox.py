@@ -9,13 +9,11 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ from bitwitness.fleet.exposition import Figures, Recent, health
 from bitwitness.fleet.inbox import Limits, app, read_token, serve
 from bitwitness.fleet.received import LARGEST, Refused, Store, parse
 from bitwitness.fleet.secret import read_secret
-from bitwitness.fleet.serving import Server
 from bitwitness.runfiles import RunFiles, read_incident
 from tests.fleet.web import ID, TOKEN, body, headers, incident, listening
 
@@ -407,86 +404,6 @@ def test_the_folder_has_a_bound(folder: Path, limits: Limits) -> None:
         path.parent.rmdir()
     now += timedelta(minutes=1)
     assert store.add("job-1", body(incident(9)))[0] == "stored", "somebody has tidied up"
-
-
-# Slow clients ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(folder: Path) -> None:
-    with (
-        listening(folder, body_seconds=0.1) as (server, _),
-        socket.create_connection((server.host, server.port)) as client,
-    ):
-        lines = [*(f"{name}: {value}" for name, value in headers().items()), "Host: x", "Content-Length: 1000"]
-        client.sendall(("POST /incidents HTTP/1.1\r\n" + "\r\n".join(lines) + "\r\n\r\n{").encode())
-        assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
-
-
-@pytest.mark.parametrize(
-    "begin", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET"]
-)
-def test_a_connection_that_stalls_is_closed(begin: bytes) -> None:
-    figures = Figures()
-    made = app(None, "", metrics=lambda: figures, health=lambda: health(figures, datetime.now(UTC)))
-    with (
-        Server(made, "127.0.0.1", 0, request_seconds=0.3) as server,
-        socket.create_connection((server.host, server.port), timeout=20) as client,
-    ):
-        client.sendall(begin)
-        came = b"begun"
-        while came:
-            try:
-                came = client.recv(65536)
-            except ConnectionResetError:
-                break
-
-
-def quiet(**bounds: Any) -> Server:
-    """A server that takes no incident."""
-    figures = Figures(last_round=datetime.now(UTC).timestamp())
-    made = app(None, "", metrics=lambda: figures, health=lambda: health(figures, datetime.now(UTC)))
-    return Server(made, "127.0.0.1", 0, **bounds)
-
-
-def test_connections_that_ask_for_nothing_make_room() -> None:
-    with quiet(connections=6) as server, ExitStack() as stack:
-        where = (server.host, server.port)
-        used = stack.enter_context(httpx.Client(base_url=server.address, trust_env=False, timeout=20))
-        assert used.get("/healthz").status_code == 200
-        for begin in [b"", b"GET / HT"] * 8:
-            client = stack.enter_context(socket.create_connection(where, timeout=20))
-            client.sendall(begin)
-        for _ in range(3):
-            assert httpx.get(f"{server.address}/healthz", trust_env=False).status_code == 200
-
-
-@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
-def test_headers_have_less_time_than_a_body(folder: Path, begin: bytes) -> None:
-    figures = Figures()
-    made = app(folder, TOKEN, metrics=lambda: figures, health=lambda: health(figures, datetime.now(UTC)))
-    with (
-        Server(made, "127.0.0.1", 0, header_seconds=0.1) as server,
-        socket.create_connection((server.host, server.port), timeout=20) as slow,
-        socket.create_connection((server.host, server.port), timeout=20) as silent,
-    ):
-        content = body(incident())
-        lines = [*(f"{name}: {value}" for name, value in headers().items()), "Host: x"]
-        head = "POST /incidents HTTP/1.1\r\n" + "\r\n".join([*lines, f"Content-Length: {len(content)}"]) + "\r\n\r\n"
-        slow.sendall(head.encode())
-        silent.sendall(begin)
-        with suppress(ConnectionResetError):
-            assert silent.recv(100) == b""
-        slow.sendall(content)  # which had to wait for longer than headers may
-        assert slow.recv(100).startswith(b"HTTP/1.1 201 ")
-
-
-def test_headers_have_a_bound() -> None:
-    with listening(None) as (server, _), socket.create_connection((server.host, server.port), timeout=20) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n")
-        with suppress(ConnectionError):
-            for _ in range(100):
-                client.sendall(b"X-Long: " + b"x" * 50_000 + b"\r\n")
-            raise AssertionError("headers without end are taken")
 
 
 # The rest of the web --------------------------------------------------------------------------------------------------
