@@ -94,7 +94,6 @@ def test_the_defaults_touch_nothing(tmp_path: Path) -> None:
         ('protect = ["login[1-3"]', "protect"),
         ('protect = ["login[1-20]"]', "list as Slurm writes it"),
         ('protect = ["login[1,2]"]', "list as Slurm writes it"),
-        ('[signals]\nlogs = ["/var/log/messages"]', "signals.logs: '/var/log/messages' must have {node}"),
         ('[signals]\nlogs = ["/var/log/{node}/{name}"]', "signals.logs"),
         ('[signals]\nlogs = ["/var/log/{node}/}"]', "signals.logs"),
         ('[signals]\nlogs = ["/var/log/{node}/[a"]', "signals.logs"),

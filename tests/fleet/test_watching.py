@@ -283,3 +283,13 @@ def test_the_password_of_an_address_is_shown_nowhere(
 
 def test_an_unattributed_incident_asks_for_no_signals(play: Rehearsal) -> None:
     assert SignalReader(replace(ACT, logs=("/{node}.log",)))(read_incident(play.incident(ranks=()))) == []
+
+
+def test_of_a_log_of_the_whole_cluster_only_lines_that_name_a_node_count(play: Rehearsal) -> None:
+    at = play.clock.wall.isoformat(timespec="seconds")
+    xid = "kernel: NVRM: Xid (PCI:0000:9b:00)"
+    (play.folder / "all.log").write_text(
+        f"{at} n1 {xid}: 48, x\n{at} n2 {xid}: 64, x\n[ 1.5] NVRM: Xid (PCI:0000:9b:00): 95, x\n"
+    )
+    found = SignalReader(replace(ACT, logs=(f"{play.folder}/all.log",)))(read_incident(play.incident()))
+    assert [(one.code, one.host) for one in found if one.kind != "no-evidence"] == [("xid:48", "n1")]

@@ -43,6 +43,7 @@ def clear(
     quarantines of runs have strikes of their own, which stay unless --quarantine. What somebody else took out is theirs to return.
     """
     valid_node(node)
+    folder = folder.absolute()
     with State(folder, create=False) as state:
         known = sources(state.about())
         runs = [Path(path) for path in known.get("runs", ())]

@@ -242,7 +242,8 @@ class Actor:
                 break
         else:
             with self._state.change():
-                self._moves(kept, "acting", f"asked for: {said}, and not seen yet", "")
+                answered = f" ({said})" if said else ""
+                self._moves(kept, "acting", f"asked for{answered}, and not seen yet", "")
         intent = next(one for one in self._book.intents(proposal=kept.key) if one.key == key)
         if intent.outcome is not None:
             return  # a person has cleared the node meanwhile

@@ -104,7 +104,7 @@ class FleetPolicy:
         quiet_hours: when nothing is done to a node by itself.
         requeue: whether a job that ended because of an incident is started again without the node.
         signals_before, signals_after: the window around an incident in which hardware signals count.
-        logs: files with hardware signals, with `{node}` for the name of the node.
+        logs: files with hardware signals, with `{node}` for the name of the node; of one without it, only lines that name a node count.
         metrics: address of a Prometheus that scrapes dcgm-exporter, or "".
         cluster: which cluster and how it is reached: `kind` and what that kind takes.
         notify: who is told and how: of each its `kind` and what that kind takes.
@@ -282,9 +282,9 @@ def _patterns(name: str, value: Any, zone: tzinfo) -> tuple[str, ...]:
 def _logs(name: str, value: Any, zone: tzinfo) -> tuple[str, ...]:
     for text in (found := _texts(name, value, zone)):
         rest = text.replace("{node}", "")
-        if rest == text or "{" in rest or "}" in rest:
+        if "{" in rest or "}" in rest:
             raise ConfigurationError(
-                f"signals.{name}: {text!r:.120} must have {{node}} for the name of the node, and no other braces"
+                f"signals.{name}: {text!r:.120} may have {{node}} for the name of the node, and no other braces"
             )
         _brackets(f"signals.{name}", text)
     return found

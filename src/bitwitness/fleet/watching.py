@@ -182,21 +182,23 @@ class SignalReader:
             except ConfigurationError as error:
                 found.append(no_evidence("logs", "logs:node", str(error)))
                 continue
-            for pattern in self._patterns(incident, node):
-                found += self._bounded("logs", node, pattern, partial(self._logs, pattern, node, named[0].moment))
+            for pattern, own in self._patterns(incident, node):
+                read = partial(self._logs, pattern, node if own else "", node, named[0].moment)
+                found += self._bounded("logs", node, pattern, read)
             if self._policy.metrics:
                 read = partial(self._metrics, node, named[0].moment)
                 found += self._bounded("metrics", node, self._metrics_at, read)
         return _weightiest(gather(found, identities=True), _MOST_SIGNALS)
 
-    def _patterns(self, incident: Incident, node: str) -> Iterator[str]:
+    def _patterns(self, incident: Incident, node: str) -> Iterator[tuple[str, bool]]:
+        """Names of logs, and whether they are the node's own: in one of the whole cluster a line that names nobody is nobody's."""
         for pattern in self._policy.logs:
-            yield pattern.replace("{node}", node)
+            yield pattern.replace("{node}", node), "{node}" in pattern
         beside = incident.path.parent.parent / "signals" / node
         if beside.is_dir():
-            yield f"{glob.escape(str(beside))}/*"
+            yield f"{glob.escape(str(beside))}/*", True
 
-    def _logs(self, pattern: str, node: str, at: datetime) -> Iterable[Signal]:
+    def _logs(self, pattern: str, host: str, node: str, at: datetime) -> Iterable[Signal]:
         from bitwitness.fleet.signals.detect import read_all  # noqa: PLC0415 - readers are many, and most runs have no logs
 
         paths = [Path(name) for name in islice(glob.iglob(pattern), _MOST_NAMES)]  # noqa: PTH207 - the pattern is absolute
@@ -211,7 +213,8 @@ class SignalReader:
             paths = heapq.nlargest(_MOST_FILES, paths, key=_written)
         # Before anything is gathered: of a log of the whole cluster the newest of each kind may all be of other nodes and days.
         first, last = at - self._policy.signals_before, at + self._policy.signals_after
-        mine = of_node(read_all(paths, zone=self._zone, host=node, window=(first, last)), node)
+        read = read_all(paths, zone=self._zone, host=host, window=(first, last))
+        mine = of_node((one for one in read if one.host or host or one.kind == "no-evidence"), node)
         return chain(extra, (one for one in mine if one.moment is None or first <= one.moment <= last))
 
     def _metrics(self, node: str, at: datetime) -> Iterable[Signal]:
