@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bitwitness.errors import ConfigurationError
+from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.fleet import watching
 from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.identity import read_condemned
 from bitwitness.fleet.notify import Message
 from bitwitness.fleet.outbox import Deliverer, Outbox, deliver
+from bitwitness.fleet.owning import Lock
 from bitwitness.fleet.publishing import CONDEMNED
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
@@ -64,6 +66,23 @@ def test_a_run_that_vanishes_is_said_once_and_comes_back(play: Rehearsal) -> Non
     play.rounds(2)
     assert play.cluster.calls() == DRAINED
     assert len(play.trail("over")) == 1
+
+
+@pytest.mark.parametrize(("held", "watched"), [(False, True), (True, False)])
+def test_a_run_that_cannot_be_written_is_watched_unless_somebody_else_holds_it(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch, held: bool, watched: bool
+) -> None:
+    def refused(path: object, *_: object) -> Lock:
+        error = PermissionError(errno.EACCES, "Permission denied")
+        raise RunFilesError(f"{path} cannot be opened for locking") from error
+
+    play.controller.close()
+    monkeypatch.setattr("bitwitness.fleet.watching.Lock", refused)
+    monkeypatch.setattr("bitwitness.fleet.watching.owned", lambda path: held)
+    play.incident()
+    play.rounds(2)
+    assert bool(play.cluster.calls()) is watched
+    assert bool([text for text in play.trail("trouble") if "is not watched" in text]) is not watched
 
 
 def test_runs_that_come_later_are_picked_up(play: Rehearsal) -> None:

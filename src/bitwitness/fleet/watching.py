@@ -6,6 +6,7 @@ are each said once, and everything else goes on.
 
 from __future__ import annotations
 
+import errno
 import glob
 import heapq
 import logging
@@ -23,7 +24,7 @@ from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.decision import namings_of
 from bitwitness.fleet.notify import Severity
-from bitwitness.fleet.owning import RUN_LOCK, Lock
+from bitwitness.fleet.owning import RUN_LOCK, Lock, owned
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.gather import IDENTITY, gather, of_node
 from bitwitness.fleet.signals.reading import masked, shown_address
@@ -71,7 +72,8 @@ class Runs:
         runs: their directories.
         parents: folders of such directories; new ones are picked up as they come.
         own: whether each is locked, so that nobody else watches it. Off for rehearsals, which touch nothing.
-        must_own: whether one that cannot be locked is left alone; whoever only observes may watch what cannot be written.
+        must_own: whether one that cannot be locked is left alone, unless it is one that this user may only read; whoever only
+            observes watches it in any case.
     """
 
     def __init__(
@@ -116,8 +118,11 @@ class Runs:
     def _lock(self, path: Path) -> None:
         try:
             self._locks[path] = Lock(path / RUN_LOCK, f"run {path}")
-        except RunFilesError:
-            if self._must_own:
+        except RunFilesError as error:
+            # Runs belong to the people who train, and a controller need not be able to write there. That nobody else watches it is
+            # then not certain; every act looks at the node first, so two do what one does.
+            foreign = getattr(error.__cause__, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS)
+            if self._must_own and (not foreign or owned(path / RUN_LOCK)):
                 raise
 
     def _release(self, path: Path) -> None:
