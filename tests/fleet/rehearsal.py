@@ -100,7 +100,9 @@ class Rehearsal:
         persistence = more.pop("persistence", "persistent")
         kind = more.pop("kind", "compute")
         found = verdict(self.where, ranks, persistence, kind=kind)
-        return write(more.pop("run_dir", self.run_dir), number, found, self.where, self.clock.wall, **more)
+        return write(
+            more.pop("run_dir", self.run_dir), number, found, self.where, more.pop("at", self.clock.wall), **more
+        )
 
     def rounds(self, count: int = 1, apart: timedelta = timedelta(seconds=2)) -> None:
         """Some rounds, and what they tell is delivered."""

@@ -612,6 +612,31 @@ def test_a_node_that_is_resumed_by_hand_is_left_alone_and_said_until_it_is_clear
     assert play.cluster.calls(kind="drain") == [one for one in before if one[0] == "drain"]
 
 
+def test_what_was_found_before_a_person_resumed_a_node_does_not_take_it_out_again(play: Rehearsal) -> None:
+    found = play.clock.wall
+    play.clock.move(timedelta(minutes=30))
+    play.incident(1)
+    play.rounds(2)
+    play.cluster.take_in("n1")
+    play.incident(2, at=found)
+    play.rounds(3)
+    assert play.cluster.calls() == DRAINED
+    play.clock.move(HOUR)
+    play.incident(3)
+    play.rounds(3)
+    assert play.cluster.calls() == DRAINED * 2, "what was found since does"
+
+
+def test_a_clock_that_is_ahead_does_not_overrule_a_person(play: Rehearsal) -> None:
+    play.incident(1)
+    play.rounds(2)
+    clear(play.state, play.cluster, "n1", "repaired", "kim")
+    play.incident(2, at=play.clock.wall + HOUR * 2)
+    play.rounds(3)
+    assert play.cluster.calls(kind="drain") == DRAINED
+    assert "was returned to service" in play.kept("n1")[-1].why or play.kept("n1")[-1].proposal.action == "contact"
+
+
 def test_a_node_that_stays_out_is_not_spoken_of(play: Rehearsal) -> None:
     play.incident()
     play.rounds(40)

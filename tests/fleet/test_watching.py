@@ -312,3 +312,41 @@ def test_of_a_log_of_the_whole_cluster_only_lines_that_name_a_node_count(play: R
     )
     found = SignalReader(replace(ACT, logs=(f"{play.folder}/all.log",)))(read_incident(play.incident()))
     assert [(one.code, one.host) for one in found if one.kind != "no-evidence"] == [("xid:48", "n1")]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_said_and_stops_no_other(
+    play: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = play.folder / "runs"
+    (parent / "private").mkdir(parents=True)
+    play.incident(run_dir=parent / "run")
+    play.controller._runs._parents += (parent,)
+    is_dir = Path.is_dir
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "private":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    play.rounds(3)
+    assert play.cluster.calls() == [("drain", "n1")]
+    (told,) = play.trail("trouble")
+    assert "private is not watched: Permission denied" in told
+
+
+def test_a_file_that_is_too_large_is_not_read(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_LARGEST_FILE", 100)
+    play.incident()
+    play.rounds(2)
+    assert play.cluster.calls() == []
+    assert "more than" in play.trail("trouble")[0]
+
+
+def test_a_lock_leads_to_no_other_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(RunFilesError, match="cannot be opened for locking"):
+        Lock(tmp_path / "lock", "a test")
+    assert victim.read_text() == "kept"

@@ -30,7 +30,16 @@ _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
 _LOOK_AGAIN = 60.0
 """Seconds after which a node is looked at again for a proposal that only looking can end."""
-DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AssertionError, RecursionError, AttributeError)
+DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+    AttributeError,
+    MemoryError,
+)
 """What an adapter raises that has a mistake in it: one node must not stop all others."""
 
 
@@ -174,7 +183,10 @@ class Actor:
         """Whether a node in this state is to be acted upon; where not, what that means is noted."""
         node = kept.proposal.node
         if state.service == "in":
-            return True
+            resumed = self._was_resumed(kept)
+            if resumed:
+                self._held(kept, "not-ours", resumed, final=True)
+            return not resumed
         if state.service in _OUT and self._is_ours(state):
             self._finish(kept, None, "already out", f"{node} was taken out before: {state.reason}")
         elif state.service in _OUT:
@@ -185,6 +197,20 @@ class Actor:
             what = f"the cluster has no node {node}" if state.service == "absent" else f"the state of {node} is unclear"
             self._held(kept, "cluster", f"{what} ({state.raw or state.service})", retry=True)
         return False
+
+    def _was_resumed(self, kept: Kept) -> str:
+        """Why a node in service is left alone: we had taken it out after this was found, and somebody has resumed it; or ""."""
+        found = self._happened(kept)
+        if found is None:
+            return ""
+        node = kept.proposal.node
+        cleared = [one.time for one in self._book.clears() if one.node == node]
+        done = [
+            one for one in self._book.proposals(statuses=("done",), node=node) if one.updated > max(cleared, default="")
+        ]
+        if not any(found < datetime.fromisoformat(one.updated) for one in done):
+            return ""
+        return f"{node} was taken out after this was found, and a person has resumed it: it is left alone"
 
     def _intend(self, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> int | None:
         """Note what is about to be done; None where a person has closed the proposal meanwhile."""

@@ -51,6 +51,9 @@ RETURNED = 1000
 """Numbers of proposals from here on are those of devices that came back."""
 
 
+_SKEW, _LATELY = timedelta(minutes=5), timedelta(days=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """An incident that was picked up.
@@ -171,10 +174,16 @@ class Cleared:
     time: str
     who: str
 
-    def answers(self, one: Naming) -> bool:
-        """Whether what was found there was found before."""
+    def answers(self, one: Naming, now: datetime) -> bool:
+        """Whether what was found there was found before.
+
+        What is dated after now was found by a clock that is ahead, and cannot be told from that: of a node that was returned
+        lately it is for a person to say.
+        """
         same = self.device == one.device if self.device else self.node == one.node
-        return same and one.moment < moment(self.time)
+        cleared = min(moment(self.time), now)
+        ahead = one.moment - now > _SKEW and now - cleared < _LATELY
+        return same and (one.moment < cleared or ahead)
 
 
 def found_at(known: Known, otherwise: datetime) -> datetime:

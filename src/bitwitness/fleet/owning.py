@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles import utc_now
+from bitwitness.runfiles.files import open_plain
 
 RUN_LOCK = ".fleet.lock"
 STATE_LOCK = ".lock"
@@ -42,7 +43,7 @@ class Lock:
         if self._path in _HELD:
             raise ConfigurationError(f"{what} has an owner already: this process (pid {os.getpid()})")
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = open_plain(path)
         except OSError as error:
             raise RunFilesError(f"{path} cannot be opened for locking: {error.strerror or error}") from error
         try:

@@ -23,7 +23,7 @@ from bitwitness.fleet.returning import Returns
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.telling import Teller
-from bitwitness.fleet.watching import ReadSignals, Stamp, Trouble, stamp_of
+from bitwitness.fleet.watching import ReadSignals, Stamp, Trouble, check_size, stamp_of
 from bitwitness.runfiles import Incident, RunFiles, read_incident
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class Picker:
         if said is not None and path in self._damaged and self._damaged[path] == stamp:
             return Trouble(key, said[0])
         try:
+            check_size(path / "incident.json")
             incident = read_incident(path)
             check_incident(incident.record, self._state.clock.now())
             if incident.record["id"] != path.name:
@@ -153,7 +154,8 @@ class Picker:
             ):  # while it was being decided; nobody is acted upon for what was forgotten
                 self._remember()
                 proposals = self._proposals(incident, run, namings, heard)
-            answered = [one for one in namings if any(clear.answers(one) for clear in self._cleared)]
+            now = self._state.clock.now()
+            answered = [one for one in namings if any(clear.answers(one, now) for clear in self._cleared)]
             later = later_look(known, heard, self._state.clock.now(), self._policy) if namings else None
             self._book.add_incident(known, later)
             self._book.add_namings(namings, answered)
@@ -188,7 +190,8 @@ class Picker:
     def _unless_answered(self, proposal: Proposal, namings: Sequence[Naming]) -> Proposal:
         """The proposal, but where a person has returned the node, or all of its devices, since: they have answered it."""
         mine = [one for one in namings if one.node == proposal.node and one.device in proposal.devices]
-        by = [next((clear for clear in reversed(self._cleared) if clear.answers(one)), None) for one in mine]
+        now = self._state.clock.now()
+        by = [next((clear for clear in reversed(self._cleared) if clear.answers(one, now)), None) for one in mine]
         if not mine or proposal.action in ("none", "contact") or None in by:
             return proposal
         last = max((one for one in by if one is not None), key=lambda one: one.time)

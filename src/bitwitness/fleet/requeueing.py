@@ -75,8 +75,11 @@ class Requeuer:
         if job.state == "absent":
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
         elif job.state != "ended":
-            held = ", held by a person" if job.held else ": it goes on by itself, or ends soon"
+            is_held = job.held or "held" in job.raw.lower()
+            held = ", held by a person" if is_held else ": it goes on by itself, or ends soon"
             self._wait(row, f"job {row.job} is {job.state}{held}")
+        elif "CANCEL" in job.raw.upper():
+            self._end(row, "given up", f"job {row.job} was cancelled, so it is not started again")
         elif job.exit_code == 0:
             self._end(
                 row, "ended", f"job {row.job} has come to its end by itself, with 0: nothing is left to be started"

@@ -17,7 +17,7 @@ from bitwitness.fleet.decision import Naming, Proposal
 from bitwitness.fleet.identity import Return, Sighting, returned, sightings_in, sightings_of
 from bitwitness.fleet.kept import RETURNED, Book, Known
 from bitwitness.fleet.telling import Teller
-from bitwitness.fleet.watching import Stamp, Trouble, stamp_of
+from bitwitness.fleet.watching import Stamp, Trouble, check_size, stamp_of
 from bitwitness.runfiles import Incident, RunFiles
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Returns:
             stamp = stamp_of(run.path / "run.json")
             if run.path not in self._seen_runs or self._seen_runs[run.path] != stamp:
                 try:
+                    check_size(run.path / "run.json")
                     self._sightings[run.path] = sightings_of(run)
                 except (BitwitnessError, OSError) as error:
                     self._sightings[run.path] = Trouble(f"start:{run.path}", str(error))

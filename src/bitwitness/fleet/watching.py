@@ -41,6 +41,8 @@ Stamp = tuple[int, int, int]
 _PATIENCE = 20.0
 """Seconds that one source of signals may take."""
 _MINUTE = 60.0
+_LARGEST_FILE = 32 << 20
+"""Bytes of an incident.json or run.json; on 100,000 ranks they are some 20 MiB."""
 _MOST_SIGNALS = 500
 _MOST_FILES, _MOST_NAMES = 200, 100_000
 """Of one pattern: files that are read, and names that are looked at to find the newest of them."""
@@ -63,6 +65,22 @@ def stamp_of(path: Path) -> Stamp | None:
     except OSError:
         return None
     return seen.st_mtime_ns, seen.st_size, seen.st_ino
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that is larger than any of its kind: it is read into memory, and a controller has to live on.
+
+    Raises:
+        RunFilesError: it is too large, or cannot be looked at.
+    """
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFilesError(f"{path} cannot be read: {error.strerror or error}") from error
+    if size > _LARGEST_FILE:
+        raise RunFilesError(f"{path} has {size >> 20} MiB, more than the {_LARGEST_FILE >> 20} that one is read with")
 
 
 class Runs:
@@ -108,11 +126,16 @@ class Runs:
         paths, wrong = list(self._runs), []
         for parent in self._parents:
             try:
-                below = [path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir()]
+                below = sorted(path for path in parent.iterdir() if not path.name.startswith("."))
             except OSError as error:
                 wrong.append(Trouble(f"gone:{parent}", f"{parent} cannot be read: {error.strerror or error}"))
                 continue
-            paths += sorted(path for path in below if (path / "incidents").is_dir() or (path / "run.json").is_file())
+            for path in below:
+                try:
+                    if path.is_dir() and ((path / "incidents").is_dir() or (path / "run.json").is_file()):
+                        paths.append(path)
+                except OSError as error:  # somebody's private folder, or a server that is away
+                    wrong.append(Trouble(f"run:{path}", f"{path} is not watched: {error.strerror or error}"))
         return list(dict.fromkeys(paths)), wrong
 
     def _lock(self, path: Path) -> None:

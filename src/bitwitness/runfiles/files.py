@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 TEMPORARY = ".tmp"
-_LARGEST = 256 << 20
+_LARGEST = 64 << 20
 """Bytes of a JSON file that is read; an incident on 10,000 ranks is a few MiB."""
 
 _DEEPEST = 50  # a record that contains itself ends here
@@ -124,10 +125,32 @@ def write_bytes(path: Path, content: bytes, *, mode: int | None = None) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def belong_to(descriptor: int, folder: Path) -> None:
-    """Give a new file to whoever owns the folder: what a controller writes into somebody's run, the run must read and go on with.
+def open_plain(path: Path, *, append: bool = False) -> int:
+    """Open a plain file for reading and writing, made where there is none; its descriptor.
 
-    One's own files are as the umask makes them.
+    Never through a link: a run belongs to whoever trains, and a controller with more rights must not be led to other files by
+    what lies there. A file that is new belongs to the owner of the folder.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or is reached by another name as well.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_APPEND if append else 0)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        descriptor = os.open(path, flags)
+        seen = os.fstat(descriptor)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1:
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no plain file, or has a second name", str(path)) from None
+        return descriptor
+    belong_to(descriptor, path.parent)
+    return descriptor
+
+
+def belong_to(descriptor: int, folder: Path) -> None:
+    """Give a file that this process has just made to whoever owns the folder: what a controller writes into somebody's run, the
+    run must read and go on with. One's own files are as the umask makes them.
     """
     owner = folder.stat()
     if owner.st_uid != os.geteuid():

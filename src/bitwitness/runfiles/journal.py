@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import RunFilesError
-from bitwitness.runfiles.files import SCHEMA, Reported, belong_to, dump, sync_folder, utc_now
+from bitwitness.runfiles.files import SCHEMA, Reported, dump, open_plain, sync_folder, utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,9 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """
     line = dump({"schema": SCHEMA, "time": utc_now(), **record}).encode() + b"\n"
     with Reported(path, "written"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = open_plain(path, append=True)
         try:
             size = os.fstat(descriptor).st_size
-            if not size:
-                belong_to(descriptor, path.parent)
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line
             while line:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitwitness.errors import ConfigurationError, RunFilesError
-from bitwitness.runfiles.files import TEMPORARY, Reported, belong_to, exists, read_json, utc_now, write_json
+from bitwitness.runfiles.files import TEMPORARY, Reported, exists, open_plain, read_json, utc_now, write_json
 
 _PATIENCE = 60.0
 """Seconds that an edit waits for another one, which takes milliseconds."""
@@ -244,10 +244,8 @@ class QuarantineFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with Reported(self._lock, "opened for locking"):
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_plain(self._lock)
         try:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                belong_to(descriptor, self._lock.parent)
             _acquire(descriptor, self._lock)
             yield
         finally:

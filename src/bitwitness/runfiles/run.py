@@ -92,7 +92,11 @@ class RunFiles:
         """The incidents, oldest first. Staged ones, whose writer died, do not count."""
         folder = self.path / "incidents"
         with Reported(folder, "read"):
-            found = [path for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
+            found = (
+                [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+                if folder.exists()
+                else []
+            )
         foreign = [path.name for path in found if not _INCIDENT_NAME.fullmatch(path.name)]
         strange = [name for name in foreign if not name.startswith(_STAGING)]
         if strange:
@@ -137,7 +141,7 @@ class RunFiles:
         """
         assert not {"schema", "time", "action"} & fields.keys(), "a record must not hide what kind of record it is"
         folder = self.path / "incidents" / incident_id
-        if not _INCIDENT_NAME.fullmatch(incident_id) or not folder.is_dir():
+        if not _INCIDENT_NAME.fullmatch(incident_id) or not folder.is_dir() or folder.is_symlink():
             raise RunFilesError(f"{folder} is no incident: nothing can be noted about it")
         append_line(folder / _ACTIONS, {"action": action, **fields})
 
