@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 TEMPORARY = ".tmp"
-_LARGEST = 64 << 20
+_LARGEST = 256 << 20
 """Bytes of a JSON file that is read; an incident on 10,000 ranks is a few MiB."""
 
 _DEEPEST = 50  # a record that contains itself ends here
