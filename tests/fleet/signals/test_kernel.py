@@ -357,7 +357,7 @@ def test_packed_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     [
         (b"", "kernel:empty", "empty"),
         (b"\n\n \n", "kernel:empty", "empty"),
-        (gzip.compress(b""), "kernel:empty", "empty"),
+        (gzip.compress(b"", mtime=0), "kernel:empty", "empty"),
         (b"\x28\xb5\x2f\xfd" + b"\x04\x00" * 40, "kernel:unreadable", "zstd -d"),
         (b"LPKSHHRH" + bytes(200), "kernel:unreadable", "journalctl --file"),
         (b"PK\x03\x04" + bytes(200), "kernel:unreadable", "unpack"),
