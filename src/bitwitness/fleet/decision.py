@@ -254,10 +254,7 @@ def _strikes(one: Naming, before: Sequence[Naming], policy: FleetPolicy) -> int:
 def _doubt(named: Sequence[Naming], before: Sequence[Naming]) -> str:
     """Why nobody is acted upon although somebody is named and would be, or ""."""
     for one in named:
-        other = next(
-            (known for known in before if _same_rank_elsewhere(one, known)),
-            None,
-        )
+        other = next((known for known in before if _same_rank_elsewhere(one, known)), None)
         if other is not None:
             return (
                 f"rank {one.rank} of this run was named before, on {other.node} ({other.device}), and now on {one.node} "
@@ -283,7 +280,7 @@ def _left_in_service(
     """What is proposed where nothing lasting was seen."""
     struck = Counter(
         other.device
-        for incident, other in {(other.incident, other.device): other for other in (*before, *named)}.items()
+        for other in {(one.incident, one.device): one for one in (*before, *named)}.values()
         if other.moment >= named[0].moment - policy.strike_window
     )
     count = max(struck[one.device] for one in named)
@@ -354,12 +351,11 @@ def _remedy(bearing: Sequence[Signal]) -> tuple[Action, str]:
     strong = [one for one in memory if one.weight == "strong"]
     if strong:
         return "replace", f"Its hardware says so too: {_codes(strong)}, {strong[0].reason}"
-    for word in ("reboot", "reset"):
-        asked = [one for one in bearing if _asks_for(one, word)]
+    wishes: tuple[Action, ...] = ("reboot", "reset")
+    for wish in wishes:
+        asked = [one for one in bearing if _asks_for(one, wish)]
         if asked:
-            return (
-                "reboot" if word == "reboot" else "reset"
-            ), f"The driver asks for a {word}: {_codes(asked)}, {asked[0].reason}"
+            return wish, f"The driver asks for a {wish}: {_codes(asked)}, {asked[0].reason}"
     if memory:
         return "drain", f"Its memory has reported something: {_codes(memory)}, {memory[0].reason}"
     if any(one.kind != "no-evidence" for one in bearing):

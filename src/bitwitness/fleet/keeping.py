@@ -52,18 +52,14 @@ class Keeper:
             self._looked[node] = now
             self._back.pop(node, None)
             if seen.service == "in":
-                self._back[node] = _text(wanted[node])
+                (last,) = self._book.proposals(key=wanted[node])
+                self._back[node] = _text(last)
         return [Trouble(f"back:{node}", text, "critical") for node, text in sorted(self._back.items())]
 
-    def _wanted(self) -> dict[str, Kept]:
-        """Nodes that should be out: by us, or by others where we would have; with the last that was proposed of each."""
+    def _wanted(self) -> dict[str, int]:
+        """Nodes that should be out and were not cleared since; with the last proposal of each."""
         cleared = {one.node: one.time for one in self._book.clears()}
-        found = {
-            one.proposal.node: one
-            for one in self._book.proposals(statuses=("done", "already out", "held"))
-            if one.final and one.proposal.act is not None and (one.status != "held" or one.hold == "not-ours")
-        }
-        return {node: one for node, one in found.items() if cleared.get(node, "") < one.updated}
+        return {node: key for node, (key, ended) in self._book.kept_out().items() if cleared.get(node, "") < ended}
 
 
 def _text(kept: Kept) -> str:

@@ -364,6 +364,14 @@ class Book:
         """Note what the cluster is really asked for: one that cannot reboot drains."""
         self.state.write("UPDATE proposals SET act = ? WHERE key = ? AND final = 0", (act, key))
 
+    def kept_out(self) -> dict[str, tuple[int, str]]:
+        """Of each node that was taken out, by us or where we would have: its last such proposal, and when that came to its end."""
+        rows = self.state.read(
+            "SELECT node, key, MAX(updated) FROM proposals WHERE final = 1 AND act IS NOT NULL "
+            "AND (status IN ('done', 'already out') OR (status = 'held' AND hold = 'not-ours')) GROUP BY node"
+        )
+        return {str(node): (int(key), str(updated)) for node, key, updated in rows}
+
     def reword(self, key: int, proposal: Proposal) -> None:
         """Replace what is proposed, of the same node, where nothing was done about it yet."""
         record = json.dumps(proposal.to_json())

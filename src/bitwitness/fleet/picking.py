@@ -101,15 +101,13 @@ class Picker:
         if known is None or known.path == path:
             return ""
         try:
+            check_size(path / "incident.json")
             other = read_incident(path)
-            same = (other.verdict.headline(), str(other.record.get("time", ""))) == (known.headline, known.time)
-        except (BitwitnessError, OSError, *DAMAGE):
-            same = False
-        return (
-            ""
-            if same
-            else f"{path} has the id of another incident, {known.path}: nothing is done about it; a person must look"
-        )
+            if (other.verdict.headline(), str(other.record.get("time", ""))) == (known.headline, known.time):
+                return ""
+        except (BitwitnessError, OSError, *DAMAGE) as error:
+            logger.debug("%s: %s", path, error)
+        return f"{path} has the id of another incident, {known.path}: nothing is done about it; a person must look"
 
     def _remember(self) -> None:
         """What counts against whom, anew: a person may have cleared some of it."""
@@ -149,14 +147,13 @@ class Picker:
             str(incident.record.get("time", "")),
         )
         with self._state.change():
-            if (
-                self._book.clears() != self._cleared
-            ):  # while it was being decided; nobody is acted upon for what was forgotten
+            if self._book.clears() != self._cleared:
+                # While it was being decided: nobody is acted upon for what was forgotten.
                 self._remember()
                 proposals = self._proposals(incident, run, namings, heard)
             now = self._state.clock.now()
             answered = [one for one in namings if any(clear.answers(one, now) for clear in self._cleared)]
-            later = later_look(known, heard, self._state.clock.now(), self._policy) if namings else None
+            later = later_look(known, heard, now, self._policy) if namings else None
             self._book.add_incident(known, later)
             self._book.add_namings(namings, answered)
             self._book.add_serials(_serials(heard))
