@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from bitwitness.fleet.figures import figures
 from bitwitness.fleet.signals.record import Signal
 from tests.fleet.rehearsal import Rehearsal
 from tests.fleet.test_controller import DRAINED, HOUR, reboot
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Rehearsal]:
-    made = Rehearsal(tmp_path)
-    yield made
-    made.end()
 
 
 def answer(play: Rehearsal, node: str = "n1") -> None:

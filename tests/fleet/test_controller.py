@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,13 +20,6 @@ from tests.fleet.rehearsal import Rehearsal
 
 HOUR = timedelta(hours=1)
 DRAINED = [("drain", "n1")]
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Rehearsal]:
-    made = Rehearsal(tmp_path)
-    yield made
-    made.end()
 
 
 def reboot(play: Rehearsal) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -82,13 +82,6 @@ def test_a_start_that_cannot_be_read_is_no_empty_one(tmp_path: Path, record: dic
 
 
 # By the controller --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Rehearsal]:
-    made = Rehearsal(tmp_path)
-    yield made
-    made.end()
 
 
 def moved(play: Rehearsal, node: str, device: str, run_dir: Path, rank: int = 0) -> None:

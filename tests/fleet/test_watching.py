@@ -31,13 +31,6 @@ HOUR = timedelta(hours=1)
 DRAINED = [("drain", "n1")]
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Rehearsal]:
-    made = Rehearsal(tmp_path)
-    yield made
-    made.end()
-
-
 # What is wrong elsewhere ----------------------------------------------------------------------------------------------
 
 
