@@ -78,7 +78,7 @@ $(VENV)/.demo: $(SETTINGS) | $(PY)
 # pip 25.1 is the first that knows dependency groups.
 $(VENV)/.dev: $(SETTINGS) | $(PY)
 	$(PIP) install --quiet $(PIP_ARGS) 'pip>=25.1'
-	$(PIP) install --constraint constraints.txt $(PIP_ARGS) --editable '.[campaign,fleet,gpu]' --group dev
+	$(PIP) install --constraint constraints.txt $(PIP_ARGS) --editable '.[all]' --group dev
 	@touch $@ $(VENV)/.demo
 
 $(PY):

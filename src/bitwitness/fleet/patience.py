@@ -68,7 +68,7 @@ class Patient:
 
     def __init__(self, cluster: Cluster, patience: Patience) -> None:
         self._cluster, self._patience = cluster, patience
-        self.name = cluster.name
+        self.name, self.scheduler = cluster.name, cluster.scheduler
         self.acts: frozenset[ActKind] = cluster.acts
 
     def _ask(self, call: Callable[P, T], *words: P.args, **more: P.kwargs) -> T:

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from bitwitness.errors import ConfigurationError
@@ -62,10 +62,11 @@ class NodeState:
         raw: the state in the cluster's own words, e.g. `IDLE+DRAIN`.
         reason: why it is out, in the words of whoever took it out.
         reason_by: who did; empty where the cluster does not say.
-        booted: when it booted, UTC in ISO 8601, or "".
+        booted: when it booted, UTC in ISO 8601, or what changes with every boot; or "".
         instance: what stays with the machine and changes with its replacement, or "".
         jobs: ids of jobs that run there, where the cluster says.
         awaits: what was asked for and is still to happen to it, in the cluster's words, e.g. `Action:Replace`; "" for nothing.
+        more: what the adapter itself needs of it to plan, JSON values and no secret; kept with what was intended, and shown to nobody.
     """
 
     node: str
@@ -77,6 +78,7 @@ class NodeState:
     instance: str = ""
     jobs: tuple[str, ...] = ()
     awaits: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def ours(self) -> bool:
@@ -126,10 +128,13 @@ class Call:
     Attributes:
         words: the command; for a request its method and address.
         body: of a request, JSON values; it holds no secret.
+        repeatable: whether making it twice does what making it once does, also long after and on whatever the node is by then.
+            A drain is; a reboot is not. The replacement of a machine that is named by its own id is, that of a name is not.
     """
 
     words: tuple[str, ...]
     body: Any = None
+    repeatable: bool = True
 
     def __str__(self) -> str:
         """As a person would type it."""
@@ -141,6 +146,8 @@ class Cluster(Protocol):
 
     name: str
     """`slurm`, `local`, ..."""
+    scheduler: str
+    """Which jobs are its: what stands before the colon of `scheduler_job`, e.g. `slurm`, `kubernetes`."""
     acts: frozenset[ActKind]
     """What it can do; `drain` and `clear` always."""
 
@@ -154,6 +161,9 @@ class Cluster(Protocol):
 
     def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
         """The exact calls of an act on a node in this state; none where it has landed already. Pure.
+
+        Where a process was killed between two of them, the next one plans anew from what the node shows, as long as none was
+        begun that is not `repeatable`.
 
         Raises:
             ConfigurationError: this cluster cannot do it, or the name of the node is not valid.
@@ -174,6 +184,65 @@ class Cluster(Protocol):
 
     def carry_out(self, call: Call) -> str:
         """Do it; what the cluster answered."""
+        ...
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A cluster on which an act has landed before all of it is done: the node takes no jobs, and its pods are still there."""
+
+    def rest(self, act: Act, now: NodeState) -> tuple[Call, ...]:
+        """The calls that are left of an act that has landed, each of which may be repeated; none where all is done. Pure."""
+        ...
+
+
+@runtime_checkable
+class Led(Protocol):
+    """A cluster on which one of several controllers leads, by a lease that the cluster keeps."""
+
+    def leader(self) -> str:
+        """Take the lead or keep it; "" where this process has it, else who has it. From then on nothing is carried out without it.
+
+        Raises:
+            ClusterError: nobody can say now.
+        """
+        ...
+
+    def resign(self) -> None:
+        """Give it up, so that another one need not wait; never raises."""
+        ...
+
+
+Outcome = Literal["good", "bad", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried without changing anything.
+
+    Attributes:
+        what: in a few words, e.g. `permission to patch nodes`.
+        outcome: `bad` would fail in the night; `unknown` could not be tried, which is no sign that it works.
+        text: what was found.
+        remedy: what to do about it, as exactly as it can be said; "" where nothing.
+    """
+
+    what: str
+    outcome: Outcome
+    text: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class Rehearsing(Protocol):
+    """A cluster that can say beforehand whether calls would be let through."""
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Try everything that these calls need, and change nothing: permissions, names, limits, quotas. Does not raise for what is `bad`."""
+        ...
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Whether a job would go on without a node that is taken out."""
         ...
 
 

@@ -53,6 +53,7 @@ class FakeCluster:
     """
 
     name = "fake"
+    scheduler = "fake"
     acts: frozenset[ActKind] = _ACTS
 
     def __init__(

@@ -46,6 +46,7 @@ class LocalCluster:
     """
 
     name = "local"
+    scheduler = "local"
     acts: frozenset[ActKind] = _ACTS
 
     def __init__(self, runs: Sequence[Path], parents: Sequence[Path] = ()) -> None:

@@ -24,7 +24,7 @@ class Rehearsed:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.name = cluster.name
+        self.name, self.scheduler = cluster.name, cluster.scheduler
         self.acts: frozenset[ActKind] = cluster.acts
         self.calls: list[Call] = []
         self._planned: Act | JobState | None = None

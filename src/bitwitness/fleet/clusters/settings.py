@@ -34,9 +34,24 @@ def cluster_of(policy: FleetPolicy, runs: Sequence[Path], parents: Sequence[Path
 
         made: Cluster = from_settings(policy.cluster)
         return made
+    if kind == "kubernetes":
+        from bitwitness.fleet.clusters.kubernetes import from_settings as kubernetes  # noqa: PLC0415  # needs the extra
+
+        return kubernetes(policy.cluster)
+    if kind == "hyperpod":
+        from bitwitness.fleet.clusters.hyperpod import from_settings as hyperpod  # noqa: PLC0415  # needs the extra
+
+        return hyperpod(policy.cluster)
+    if kind == "nvsentinel":
+        from bitwitness.fleet.clusters.nvsentinel import from_settings as nvsentinel  # noqa: PLC0415  # needs the extra
+
+        return nvsentinel(policy.cluster)
     if kind == "fake":
         file = str(policy.cluster.get("file", ""))
         if not file:
             raise ConfigurationError('a cluster of kind "fake" needs the file in which it lives: file = "cluster.json"')
         return FakeCluster(path=Path(file))
-    raise ConfigurationError(f'cluster.kind is {kind!r}: there are "local", "slurm" and, for rehearsals, "fake"')
+    raise ConfigurationError(
+        f'cluster.kind is {kind!r}: there are "local", "slurm", "kubernetes", "hyperpod", "nvsentinel" and, '
+        'for rehearsals, "fake"'
+    )

@@ -31,6 +31,7 @@ class SlurmCluster:
     """
 
     name = "slurm"
+    scheduler = "slurm"
 
     def __init__(self, runner: Runner = run, *, hyperpod: bool = False, timeout: float = 30.0) -> None:
         if not timeout > 0:
@@ -105,9 +106,11 @@ def acts_of(*, hyperpod: bool) -> frozenset[ActKind]:
 def command_of(change: slurm_plan.Change) -> Call:
     """The command for a change."""
     if change.reboot:
-        return Call(("scontrol", "reboot", "ASAP", f"nextstate={change.state}", f"reason={change.reason}", change.node))
+        words = ("scontrol", "reboot", "ASAP", f"nextstate={change.state}", f"reason={change.reason}", change.node)
+        return Call(words, repeatable=False)
     if change.state == "FAIL":  # spelt as HyperPod's documentation does
-        return Call(("scontrol", "update", f"node={change.node}", "state=fail", f"reason={change.reason}"))
+        words = ("scontrol", "update", f"node={change.node}", "state=fail", f"reason={change.reason}")
+        return Call(words, repeatable=False)
     reason = (f"Reason={change.reason}",) if change.reason else ()
     return Call(("scontrol", "update", f"NodeName={change.node}", f"State={change.state}", *reason))
 

@@ -43,6 +43,7 @@ class SlurmRest:
     """
 
     name = "slurm"
+    scheduler = "slurm"
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class SlurmRest:
         if change.reboot or self._number < _CHANGES:
             return (command_of(change),)
         body: dict[str, Any] = {"state": [change.state]} | ({"reason": change.reason} if change.reason else {})
-        return (Call(("POST", self._http.where + self._path(f"node/{change.node}")), body),)
+        words = ("POST", self._http.where + self._path(f"node/{change.node}"))
+        return (Call(words, body, repeatable=change.state != "FAIL"),)
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """Whether an act has happened, by what the node shows now."""
