@@ -34,6 +34,7 @@ When = Literal["before", "after"]
 
 _ACTS: frozenset[ActKind] = frozenset({"drain", "reboot", "replace", "clear"})
 _OUT = ("out", "draining")
+_CALLS = ("drain", "reboot", "replace", "clear", "mark", "unmark", "requeue", "release")
 
 
 def _now() -> datetime:
@@ -47,6 +48,8 @@ class FakeCluster:
         nodes: names of nodes that it has beside those that are in the file already.
         path: the file in which it lives; None: in memory.
         clock: the time, for when a node booted.
+        steps: how many calls it takes to take a node out: the first one does it, each of the others leaves a mark on the node. A
+            reboot or a replacement takes as many before its own; and a mark that is missing afterwards is what is left to be done.
 
     Raises:
         ClusterError: the file is no such cluster.
@@ -57,9 +60,14 @@ class FakeCluster:
     acts: frozenset[ActKind] = _ACTS
 
     def __init__(
-        self, nodes: Iterable[str] = (), path: Path | None = None, *, clock: Callable[[], datetime] = _now
+        self,
+        nodes: Iterable[str] = (),
+        path: Path | None = None,
+        *,
+        clock: Callable[[], datetime] = _now,
+        steps: int = 1,
     ) -> None:
-        self._path, self._clock = path, clock
+        self._path, self._clock, self._marks = path, clock, tuple(str(number) for number in range(2, steps + 1))
         self._memory: dict[str, Any] = {"nodes": {}, "jobs": {}, "calls": [], "looks": 0, "faults": {}}
         self._lock = threading.Lock()
         with self._changing() as world:
@@ -89,15 +97,36 @@ class FakeCluster:
             return Census(len(states), sum(state in _OUT for state in states))
 
     def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
-        """One call an act; none where the node is already as the act would have it."""
-        valid_node(act.node)
+        """One call an act, or more where it takes several steps; none where the node is already as the act would have it."""
+        node = valid_node(act.node)
         if act.kind not in self.acts:
             raise ConfigurationError(f"a fake cluster cannot {act.kind} a node")
+        if state.node != node or state.service == "absent":
+            raise ConfigurationError(f"the fake cluster has no node {node}: nothing is done")
         if act.kind == "clear":
-            return () if state.service == "in" else (Call(("fake", "clear", act.node)),)
-        if act.kind == "drain" and state.service in _OUT:
+            return self._clear(node, state)
+        if act.kind == "drain":
+            return () if state.service in _OUT else (_call("drain", act), *self._missing(node, state))
+        first = (_call("drain", act),) if self._marks and state.service not in _OUT else ()
+        return (*first, *self._missing(node, state), _call(act.kind, act, repeatable=False))
+
+    def _clear(self, node: str, state: NodeState) -> tuple[Call, ...]:
+        if state.service == "in":
             return ()
-        return (Call(("fake", act.kind, act.node, "--reason", one_line(f"{act.tag}: {act.reason}"))),)
+        if state.service in _OUT and not state.ours:
+            raise ConfigurationError(f"{node} was taken out by {state.reason_by or 'somebody'}, not by bitwitness")
+        marks = state.more.get("marks", ())
+        return (*(Call(("fake", "unmark", node, "--number", mark)) for mark in marks), Call(("fake", "clear", node)))
+
+    def _missing(self, node: str, state: NodeState) -> tuple[Call, ...]:
+        there = state.more.get("marks", ())
+        return tuple(Call(("fake", "mark", node, "--number", mark)) for mark in self._marks if mark not in there)
+
+    def rest(self, act: Act, now: NodeState) -> tuple[Call, ...]:
+        """The marks that are missing on a node that is out because of us."""
+        if act.kind == "clear" or now.service not in _OUT or not now.ours:
+            return ()
+        return self._missing(valid_node(act.node), now)
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """By what the node shows: out, another boot, another instance, or in again."""
@@ -141,7 +170,14 @@ class FakeCluster:
         return (release,) if job.raw == "pending held" else ()
 
     def carry_out(self, call: Call) -> str:
-        """Do it, unless told to refuse."""
+        """Do it, unless told to refuse.
+
+        Raises:
+            ClusterError: it was told to, or there is no such node or job.
+            ConfigurationError: it is no call of this cluster.
+        """
+        if len(call.words) < 3 or call.words[0] != "fake" or call.words[1] not in _CALLS or call.body is not None:
+            raise ConfigurationError(f"not a call of a fake cluster: {call}")
         _, kind, name, *rest = call.words
         with self._changing() as world:
             kill = _killing(world)
@@ -153,7 +189,7 @@ class FakeCluster:
             if kind == "requeue":
                 _requeue(world, name, rest[1])
             elif kind == "release":
-                world["jobs"][name]["held"] = False
+                _release(world, name)
             else:
                 self._change(world, kind, name, rest[1] if rest else "")
         if kill == "after":
@@ -170,7 +206,11 @@ class FakeCluster:
             busy = any(job["state"] == "running" and name in job["nodes"] for job in world["jobs"].values())
             node.update(service="draining" if busy else "out", reason=reason, by="bitwitness")
         elif kind == "clear":
-            node.update(service="in", reason="", by="")
+            node.update(service="in", reason="", by="", marks=[])
+        elif kind == "mark":
+            node["marks"] = sorted({*node.get("marks", ()), reason})
+        elif kind == "unmark":
+            node["marks"] = sorted({*node.get("marks", ())} - {reason})
         elif kind == "reboot":
             node.update(booted=f"{node['booted']}+")
         elif kind == "replace":
@@ -277,7 +317,15 @@ def _fresh() -> dict[str, Any]:
 
 def _state(name: str, seen: dict[str, Any]) -> NodeState:
     raw = {"in": "IDLE", "out": "DRAINED", "draining": "DRAINING"}.get(seen["service"], "UNKNOWN")
-    return NodeState(name, seen["service"], raw, seen["reason"], seen["by"], seen["booted"], seen["instance"])
+    more = {"marks": list(seen.get("marks", ()))}
+    return NodeState(
+        name, seen["service"], raw, seen["reason"], seen["by"], seen["booted"], seen["instance"], more=more
+    )
+
+
+def _call(kind: str, act: Act, *, repeatable: bool = True) -> Call:
+    reason = one_line(f"{act.tag}: {act.reason}")
+    return Call(("fake", kind, act.node, "--reason", reason), repeatable=repeatable)
 
 
 def _reachable(world: dict[str, Any]) -> None:
@@ -299,6 +347,12 @@ def _killing(world: dict[str, Any]) -> When | None:
         return None
     world["faults"]["kill"] = [when, calls - 1] if calls > 1 else [None, 0]
     return when if calls <= 1 else None
+
+
+def _release(world: dict[str, Any], name: str) -> None:
+    if name not in world["jobs"]:
+        raise ClusterError(f"fake release {name}: there is no such job")
+    world["jobs"][name]["held"] = False
 
 
 def _requeue(world: dict[str, Any], name: str, exclude: str) -> None:
