@@ -3,20 +3,20 @@
     look -> intent on disk -> look again -> call begun on disk -> call -> look -> outcome on disk
 
 An intent without an outcome is settled by looking at the node, never by doing it again at once. To drain a node twice changes
-nothing, so a drain that is not seen after a while is asked for again; a reboot or a replacement that may have happened is
-not, and a person is told.
+nothing, so a drain that is not seen after a while is asked for again. A reboot that may have happened is not, and a person is told:
+once a call was begun that is not `repeatable`, nothing of its intent is called again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.budget import HOUR, Hold, hold
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, NodeState, valid_node
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, Landed, NodeState, valid_node
 from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status, found_at
 from bitwitness.fleet.patience import Patience
 from bitwitness.fleet.policy import FleetPolicy
@@ -41,6 +41,19 @@ DAMAGE = (
     MemoryError,
 )
 """What an adapter raises that has a mistake in it: one node must not stop all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What was called for an intent.
+
+    Attributes:
+        once: whether a call was begun that must not be made twice.
+        shown: how long the cluster may take to show what was called.
+    """
+
+    once: bool
+    shown: timedelta
 
 
 class Actor:
@@ -255,12 +268,13 @@ class Actor:
     def _carry_out(self, key: int, kept: Kept, act: Act, calls: Sequence[Call]) -> None:
         """Make the calls, each only while nobody has closed the act."""
         said = ""
-        for call in calls:
+        for number, call in enumerate(calls, 1):
+            record = {"intent": key, "once": not call.repeatable, "last": number == len(calls)}
             with self._state.change():
                 if not self._book.set_started(key, self._process):
                     self._note("not begun", kept, f"{self._kept(kept.key).why}, so it is not called: {call}")
                     return
-                self._state.note("call", str(call), incident=act.incident, node=act.node, record={"intent": key})
+                self._state.note("call", str(call), incident=act.incident, node=act.node, record=record)
             try:
                 said = self.patience.ask(self._cluster.carry_out, call)
             except (ClusterError, OSError, *DAMAGE) as error:
@@ -317,7 +331,6 @@ class Actor:
     def _settle(self, intent: Intent, kept: Kept, now: NodeState) -> None:
         act = intent.act
         landed = self._cluster.landed(act, intent.before, now)
-        repeatable = act.kind == "drain" and landed == "no"
         if landed == "yes" and act.kind == "drain" and now.service in _OUT and not now.ours:
             whose = f" by {now.reason_by}" if now.reason_by else ""
             text = f"{act.node} was taken out meanwhile{whose}, not by bitwitness (reason: {now.reason or 'none'})"
@@ -328,12 +341,29 @@ class Actor:
             self._expire(intent, kept)
         elif act.kind == "drain" and landed == "unknown":
             self._unseen_drain(intent, kept, now)
-        elif intent.tried < SHOWN[act.kind] and (repeatable or intent.process == self._process):
+        else:
+            self._not_shown(intent, kept, now, landed)
+
+    def _not_shown(self, intent: Intent, kept: Kept, now: NodeState, landed: Landed) -> None:
+        """The node does not show the act: wait, ask for it once more, or say that nobody can tell."""
+        begun = self._begun(intent)
+        repeatable = landed == "no" and not begun.once
+        if intent.tried < begun.shown and (repeatable or intent.process == self._process):
             return  # the cluster may only be slow to show it
-        elif repeatable:
+        if repeatable:
             self._again(intent, kept, now)
         else:
             self._unclear(intent, kept, now)
+
+    def _begun(self, intent: Intent) -> _Begun:
+        """What was called for an intent so far, by whichever process."""
+        trail = self._state.history(incident=intent.act.incident, node=intent.act.node)
+        called = [one.record for one in trail if one.what == "call" and one.record.get("intent") == intent.key]
+        is_drain = intent.act.kind == "drain"
+        once = any(one.get("once", not is_drain) for one in called)
+        # Cut off before its last call, it has nothing to show, however slow the cluster is.
+        whole = any(one.get("last", True) for one in called)
+        return _Begun(once, SHOWN[intent.act.kind] if whole else SHOWN["drain"])
 
     def _expire(self, intent: Intent, kept: Kept) -> None:
         """Nobody could say in all the time that there was: it stays unclear."""
@@ -373,11 +403,13 @@ class Actor:
             return
         if held is not None or not self.is_due(kept):
             return
-        if now.service != "in":
+        if now.service != "in" and not (now.service in _OUT and now.ours):
             return  # what it is now may pass; it is looked at again
         calls = self._cluster.plan(act, now)
+        if not calls:
+            return  # so do two answers of the cluster that do not agree
         with self._state.change():
-            text = f"{act.node} still takes jobs: asked for once more"
+            text = f"{act.node} is {now.raw or now.service}: the {act.kind} is asked for once more"
             if not self._moves(kept, "failed", text, "again", due=self._due(kept.attempts + 1), attempt=True):
                 return
         self._carry_out(intent.key, self._kept(kept.key), act, calls)
@@ -412,7 +444,7 @@ class Actor:
     def _wants_requeue(self, incident: str) -> None:
         known = self._book.incident(incident)
         scheduler, _, job = (known.job if known else "").partition(":")
-        if known is not None and self._policy.requeue and job and scheduler == self._cluster.name:
+        if known is not None and self._policy.requeue and job and scheduler == self._cluster.scheduler:
             self._book.add_requeue(incident, job, found_at(known, self._state.clock.now()))
 
     def _held(

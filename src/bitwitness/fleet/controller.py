@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bitwitness.errors import StorageBusy
+from bitwitness.errors import ClusterError, StorageBusy
 from bitwitness.fleet.acting import Actor
 from bitwitness.fleet.budget import Hold
-from bitwitness.fleet.clusters.base import Cluster, Troubled
+from bitwitness.fleet.clusters.base import Cluster, Finishing, Led, Troubled
+from bitwitness.fleet.finishing import Finisher
 from bitwitness.fleet.following import Follower
 from bitwitness.fleet.keeping import Keeper
 from bitwitness.fleet.kept import Book, Kept
@@ -81,6 +82,8 @@ class Controller:
         self._patience = Patience(state.clock)
         self._actor = Actor(self.book, cluster, policy, self._teller, process, self._patience)
         self._follower = Follower(self.book, Patient(cluster, self._patience))
+        rest = cluster if isinstance(cluster, Finishing) else None
+        self._finisher = Finisher(self.book, Patient(cluster, self._patience), rest, policy)
         self._keeper = Keeper(self.book, Patient(cluster, self._patience))
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
@@ -146,8 +149,10 @@ class Controller:
         return self._picker.backlog
 
     def close(self) -> None:
-        """Give up the runs."""
+        """Give up the runs, and the lead."""
         self._runs.release()
+        if isinstance(self.cluster, Led):
+            self.cluster.resign()
 
     def round(self) -> None:
         """One pass.
@@ -158,6 +163,9 @@ class Controller:
         began = self.state.clock.ticks()
         self.state.check()
         self._patience.renew()
+        if leader := self._leader():
+            self._stand_by(leader, began)
+            return
         self._actor.forget_census()
         self._actor.settle()
         files, troubles = self._runs.now()
@@ -166,15 +174,39 @@ class Controller:
         self._act()
         self._requeuer.round()
         troubles += self._follower.round()
+        troubles += self._finisher.round()
         troubles += self._keeper.round()
         troubles += self._publisher.round(self.book.condemned())
         self._reconsiderer.round()
         if isinstance(self.cluster, Troubled):
             troubles += [Trouble(f"cluster:{key}", text) for key, text in self.cluster.troubles().items()]
         self._say(troubles)
+        self._has_ended(began)
+
+    def _has_ended(self, began: float, leader: str = "") -> None:
         with self.state.change():
             took = self.state.clock.ticks() - began
-            self.state.set_about(round=self.state.stamp(), round_seconds=f"{took:.3f}")
+            self.state.set_about(round=self.state.stamp(), round_seconds=f"{took:.3f}", leader=leader)
+
+    def _leader(self) -> str:
+        """Which other controller leads on this cluster; "" where none does.
+
+        Where the cluster cannot be asked, what needs no cluster goes on: incidents are picked up and told. An act would be refused.
+        """
+        if not self.policy.act or not isinstance(self.cluster, Led):
+            return ""
+        try:
+            return self._patience.ask(self.cluster.leader)
+        except (ClusterError, OSError) as error:
+            logger.debug("who leads cannot be told: %s", error)
+            return ""
+
+    def _stand_by(self, leader: str, began: float) -> None:
+        """Do nothing, and be there when the other one ends: what is found is on its list as well."""
+        if self.state.about().get("leader", "") != leader:
+            with self.state.change():
+                self.state.note("stands by", f"{leader} leads on this cluster: nothing is done here until it ends")
+        self._has_ended(began, leader)
 
     def _say(self, troubles: Sequence[Trouble]) -> None:
         """Say what is wrong, once, and that it is over."""

@@ -61,7 +61,9 @@ class Follower:
         except (ClusterError, OSError, *DAMAGE) as error:
             logger.warning("whether %s is %s cannot be seen: %s", intent.act.node, _DONE[intent.act.kind], error)
             return said  # nothing new is known
-        if seen.service not in ("absent", "unknown") and not seen.awaits:
+        # A cluster that knows why a node is gone says so: its machine was exchanged, and the new one has another name.
+        gone = seen.service == "absent" and bool(seen.raw)
+        if (gone or seen.service not in ("absent", "unknown")) and not seen.awaits:
             self._end(intent, seen)
             return ""
         if seen.jobs:

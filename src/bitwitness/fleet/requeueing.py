@@ -74,6 +74,9 @@ class Requeuer:
             return
         if job.state == "absent":
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
+        elif job.state == "running" and job.nodes and not set(job.nodes) & set(nodes):
+            # Where jobs restart by themselves, it may have done so before anybody counted.
+            self._end(row, "done", f"job {row.job} runs on without {', '.join(nodes)}: {job.raw or job.state}")
         elif job.state != "ended":
             is_held = job.held or "held" in job.raw.lower()
             held = ", held by a person" if is_held else ": it goes on by itself, or ends soon"
@@ -110,7 +113,7 @@ class Requeuer:
     def _nodes(self, row: Requeue) -> tuple[str, ...] | None:
         """The nodes of all incidents of the job since it was last looked after, all of which are out; None while that is not so."""
         names = {row.incident: None} | dict.fromkeys(
-            one.id for one in self._book.incidents_of(f"{self._cluster.name}:{row.job}")
+            one.id for one in self._book.incidents_of(f"{self._cluster.scheduler}:{row.job}")
         )
         found = [one for name in names for one in self._book.proposals(incident=name)]
         kept = [one for one in found if one.proposal.act is not None and one.number < RETURNED]

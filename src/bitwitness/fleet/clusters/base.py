@@ -59,7 +59,8 @@ class NodeState:
     Attributes:
         node: its name.
         service: whether it takes jobs.
-        raw: the state in the cluster's own words, e.g. `IDLE+DRAIN`.
+        raw: the state in the cluster's own words, e.g. `IDLE+DRAIN`. Of one that is absent, why, where the cluster knows: its machine
+            was exchanged for another under another name.
         reason: why it is out, in the words of whoever took it out.
         reason_by: who did; empty where the cluster does not say.
         booted: when it booted, UTC in ISO 8601, or what changes with every boot; or "".

@@ -1,0 +1,95 @@
+"""What is left of an act when the node is out already: pods that are to go, what people are to see on the node.
+
+The first call of an act takes the node out of service, and that is what protects jobs, so from then on the act counts as done.
+What comes after it may be refused for a while (a budget for disruptions lets no pod go), and a controller may be killed before
+it; the cluster says what is left, by looking, and each of it may be asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.acting import DAMAGE
+from bitwitness.fleet.clusters.base import Call, Cluster, Finishing
+from bitwitness.fleet.kept import Book, Intent
+from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.watching import Trouble
+
+logger = logging.getLogger(__name__)
+
+_EVERY = 60.0
+_LATE = timedelta(minutes=5)
+"""After which people are told that something is left."""
+_OVER = "told:rest:"
+
+
+class Finisher:
+    """Brings acts that have landed to their end.
+
+    Args:
+        book: what is kept.
+        cluster: asked within what a round may take.
+        rest: the same cluster, as one that knows what is left; None where every act is one call.
+        policy: whether anything is done at all, and for how long it is tried.
+    """
+
+    def __init__(self, book: Book, cluster: Cluster, rest: Finishing | None, policy: FleetPolicy) -> None:
+        self._book, self._cluster, self._rest, self._policy, self._state = book, cluster, rest, policy, book.state
+        self._looked: float | None = None
+        self._left: list[Trouble] = []
+
+    def round(self) -> list[Trouble]:
+        """What is still left of acts; once a minute the cluster is asked for it."""
+        now = self._state.clock.ticks()
+        if self._rest is None or not self._policy.act:
+            return []
+        if self._looked is None or now - self._looked >= _EVERY:
+            self._looked = now
+            over = self._state.said(_OVER)
+            done = [one for one in self._book.intents() if one.outcome == "done" and f"{_OVER}{one.key}" not in over]
+            self._left = [one for intent in done for one in self._finish(intent, self._rest)]
+        return self._left
+
+    def _finish(self, intent: Intent, rest: Finishing) -> list[Trouble]:
+        """Do what is left of one act; what is to be told of it."""
+        act = intent.act
+        if intent.tried > self._policy.act_within:
+            self._end(intent, f"what is left of the {act.kind} of {act.node} is asked for no more")
+            return []
+        try:
+            calls = rest.rest(act, self._cluster.look(act.node))
+            if not calls:
+                self._end(intent, f"nothing is left of the {act.kind} of {act.node}")
+                return []
+            said = self._make(intent, calls)
+        except (ClusterError, OSError, *DAMAGE) as error:
+            calls, said = (), str(error)
+        if said:
+            logger.info("%s: what is left of its %s: %s", act.node, act.kind, said)
+        if intent.tried < _LATE or not said:
+            return []
+        text = f"{act.node} is out of service, and not all of its {act.kind} is done (incident {act.incident}): {said}"
+        return [Trouble(f"rest:{intent.key}", text)]
+
+    def _make(self, intent: Intent, calls: Sequence[Call]) -> str:
+        """Make every call, whatever becomes of the others; what the first that failed said, or ""."""
+        act, failed = intent.act, ""
+        for call in calls:
+            if not call.repeatable:
+                raise ValueError(f"{call} may not be repeated, and is none that is left")
+            try:
+                self._cluster.carry_out(call)
+            except (ClusterError, ConfigurationError, OSError) as error:
+                failed = failed or str(error)
+                continue
+            with self._state.change():
+                self._state.note("call", str(call), incident=act.incident, node=act.node, record={"rest": intent.key})
+        return failed
+
+    def _end(self, intent: Intent, text: str) -> None:
+        with self._state.change():
+            self._state.say_once(f"{_OVER}{intent.key}", "over")
+        logger.info("%s", text)
