@@ -104,7 +104,14 @@ class CheckpointError(RunFilesError):
 
 
 class ClusterError(BitwitnessError):
-    """A cluster refused, could not be reached, or answered what is not understood; names the call and what it said."""
+    """A cluster refused, could not be reached, or answered what is not understood; names the call and what it said.
+
+    `refused`: it said no, so that nothing has happened for certain, and even what must not be done twice may be asked for again.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        super().__init__(message)
 
 
 class MissingExtra(BitwitnessError):

@@ -278,16 +278,36 @@ class Actor:
             try:
                 said = self.patience.ask(self._cluster.carry_out, call)
             except (ClusterError, OSError, *DAMAGE) as error:
-                self._not_done(key, kept, call, _said(error))
+                if getattr(error, "refused", False):
+                    with self._state.change():
+                        self._state.note("no", _said(error), incident=act.incident, node=act.node, record=record)
+                if not self._has_landed(key, kept, error):
+                    self._not_done(key, kept, call, _said(error))
                 break
         else:
             with self._state.change():
                 answered = f" ({said})" if said else ""
+                self._book.set_outcome(key, None, "")
                 self._moves(kept, "acting", f"asked for{answered}, and not seen yet", "")
-        intent = next(one for one in self._book.intents(proposal=kept.key) if one.key == key)
+        intent = self._intent(key, kept)
         if intent.outcome is not None:
             return  # a person has cleared the node meanwhile
         self._settle(intent, self._kept(kept.key), self._look(act.node))
+
+    def _has_landed(self, key: int, kept: Kept, error: BaseException) -> bool:
+        """Whether the node shows the act although a call failed: what the call was for is then only what is left of it."""
+        intent = self._intent(key, kept)
+        try:
+            landed = self._cluster.landed(intent.act, intent.before, self._look(intent.act.node)) == "yes"
+        except (ClusterError, OSError, *DAMAGE):
+            return False
+        if landed:
+            with self._state.change():
+                self._note("refused", kept, f"what is left when the node is out: {_said(error)}")
+        return landed
+
+    def _intent(self, key: int, kept: Kept) -> Intent:
+        return next(one for one in self._book.intents(proposal=kept.key) if one.key == key)
 
     def _not_done(self, key: int, kept: Kept, call: Call, said: str) -> None:
         text = f"the cluster did not do it: {said}"
@@ -358,12 +378,13 @@ class Actor:
     def _begun(self, intent: Intent) -> _Begun:
         """What was called for an intent so far, by whichever process."""
         trail = self._state.history(incident=intent.act.incident, node=intent.act.node)
-        called = [one.record for one in trail if one.what == "call" and one.record.get("intent") == intent.key]
-        is_drain = intent.act.kind == "drain"
-        once = any(one.get("once", not is_drain) for one in called)
-        # Cut off before its last call, it has nothing to show, however slow the cluster is.
-        whole = any(one.get("last", True) for one in called)
-        return _Begun(once, SHOWN[intent.act.kind] if whole else SHOWN["drain"])
+        records = [(one.what, one.record) for one in trail if one.record.get("intent") == intent.key]
+        called = [record for what, record in records if what == "call"]
+        refused = sum(what == "no" and bool(record.get("once")) for what, record in records)
+        once = sum(bool(record.get("once", intent.act.kind != "drain")) for record in called)
+        # Cut off before its last call, or refused, it has nothing to show, however slow the cluster is.
+        whole = any(record.get("last", True) for record in called) and not intent.text
+        return _Begun(once > refused, SHOWN[intent.act.kind] if whole else SHOWN["drain"])
 
     def _expire(self, intent: Intent, kept: Kept) -> None:
         """Nobody could say in all the time that there was: it stays unclear."""

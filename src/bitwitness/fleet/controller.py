@@ -104,6 +104,7 @@ class Controller:
                 pid=str(os.getpid()),
                 host=socket.gethostname(),
                 stopped="",
+                leader="",
                 nodes_per_hour=str(self.policy.nodes_per_hour),
                 cluster_share=str(self.policy.cluster_share),
                 owner=self.policy.owner,

@@ -99,7 +99,7 @@ class Report:
 def _public(about: dict[str, str]) -> dict[str, str]:
     return {
         name: about[name]
-        for name in ("mode", "cluster", "host", "pid", "started", "policy", "owner", "command")
+        for name in ("mode", "cluster", "leader", "host", "pid", "started", "policy", "owner", "command")
         if about.get(name)
     }
 
@@ -174,6 +174,8 @@ def _life(about: dict[str, str], now: datetime, folder: Path) -> tuple[Life, str
         )
     if seen.first:
         return "running", f"the controller {where} was started {age:.0f} s ago, its first round is under way"
+    if about.get("leader"):
+        return "running", f"the controller {where} stands by: {about['leader']} leads on this cluster"
     return "running", f"the controller {where} does its rounds, the last {age:.0f} s ago"
 
 

@@ -1,0 +1,233 @@
+"""Two controllers on one cluster, and what is left of an act when its node is out already."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from bitwitness.errors import ClusterError
+from bitwitness.fleet.clusters import FakeCluster
+from bitwitness.fleet.clusters.base import Act, Call
+from bitwitness.fleet.signals.record import Signal
+from bitwitness.fleet.view import report
+from tests.fleet.rehearsal import NODES, Rehearsal
+
+MINUTE = timedelta(minutes=1)
+
+
+class LedCluster(FakeCluster):
+    """A cluster with a lease, of which a test says who has it."""
+
+    holder, resigned, away = "", 0, False
+
+    def leader(self) -> str:
+        if self.away:
+            raise ClusterError("the lease cannot be read, as it was told")
+        return self.holder
+
+    def resign(self) -> None:
+        self.resigned += 1
+
+
+def begin_on(play: Rehearsal, cluster: FakeCluster) -> None:
+    play.cluster = cluster
+    play.begin()
+
+
+def test_who_does_not_lead_does_nothing_until_it_does(play: Rehearsal) -> None:
+    cluster = LedCluster(NODES, play.folder / "led.json", clock=play.clock.now)
+    cluster.holder = "bitwitness-fleet-7d9f"
+    begin_on(play, cluster)
+    play.incident()
+    play.rounds(5, MINUTE)
+    assert cluster.calls() == []
+    assert play.kept() == []
+    assert play.told() == []
+    assert len(play.trail("stands by")) == 1
+    assert "bitwitness-fleet-7d9f leads" in report(play.state).text
+    cluster.holder = ""
+    play.rounds(2)
+    assert cluster.calls() == [("drain", "n1")]
+    assert "leads" not in report(play.state).text
+    play.controller.close()
+    assert cluster.resigned == 1
+
+
+def test_who_only_observes_needs_no_lead(play: Rehearsal) -> None:
+    cluster = LedCluster(NODES, play.folder / "led.json", clock=play.clock.now)
+    cluster.holder = "another"
+    play.cluster = cluster
+    play.begin(act=False)
+    play.incident()
+    play.rounds(2)
+    assert play.statuses() == {"n1": "observed"}
+
+
+def test_a_cluster_that_is_away_keeps_nobody_from_telling(play: Rehearsal) -> None:
+    cluster = LedCluster(NODES, play.folder / "led.json", clock=play.clock.now)
+    begin_on(play, cluster)
+    cluster.away = True
+    cluster.unreachable()
+    play.incident()
+    play.rounds(10, MINUTE)
+    assert play.statuses() == {"n1": "held"}
+    assert any("n1" in one for one in play.told())
+    cluster.away = False
+    cluster.unreachable(False)
+    play.rounds(3, MINUTE)
+    assert cluster.calls() == [("drain", "n1")]
+
+
+class Dies(BaseException):
+    """Ends the controller in the middle of an act, as a kill does."""
+
+
+class DyingCluster(FakeCluster):
+    """A cluster whose caller dies at a call."""
+
+    dies_at, dies_after = 0, False
+
+    def carry_out(self, call: Call) -> str:
+        self.dies_at -= 1
+        if self.dies_at == 0 and not self.dies_after:
+            raise Dies
+        said = super().carry_out(call)
+        if self.dies_at == 0:
+            raise Dies
+        return said
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_drain_of_three_calls_that_is_cut_off_ends_complete(play: Rehearsal, call: int, after: bool) -> None:
+    cluster = DyingCluster(NODES, play.folder / "steps.json", clock=play.clock.now, steps=3)
+    begin_on(play, cluster)
+    play.incident()
+    cluster.dies_at, cluster.dies_after = call, after
+    with pytest.raises(Dies):
+        play.rounds()
+    play.begin()
+    play.rounds(6, MINUTE)
+    state = cluster.look("n1")
+    assert state.service == "out"
+    assert cluster.rest(Act("drain", "n1", "x", "y"), state) == ()
+    assert play.statuses() == {"n1": "done"}
+    assert len(cluster.calls("n1", "drain")) == 1
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_replacement_whose_last_call_was_not_begun_is_carried_on_with(play: Rehearsal, call: int) -> None:
+    cluster = DyingCluster(NODES, play.folder / "steps.json", clock=play.clock.now, steps=3)
+    begin_replacing(play, cluster)
+    cluster.dies_at = call
+    with pytest.raises(Dies):
+        play.rounds()
+    play.begin()
+    play.rounds(6, MINUTE)
+    assert play.statuses() == {"n1": "done"}
+    assert cluster.calls("n1", "replace") == [("replace", "n1")]
+
+
+@pytest.mark.parametrize(("after", "calls", "status"), [(False, 0, "unclear"), (True, 1, "done")])
+def test_a_replacement_that_was_begun_is_not_asked_for_again(
+    play: Rehearsal, after: bool, calls: int, status: str
+) -> None:
+    cluster = DyingCluster(NODES, play.folder / "steps.json", clock=play.clock.now, steps=3)
+    begin_replacing(play, cluster)
+    cluster.dies_at, cluster.dies_after = 4, after
+    with pytest.raises(Dies):
+        play.rounds()
+    play.begin()
+    play.rounds(12, 10 * MINUTE)
+    assert len(cluster.calls("n1", "replace")) == calls
+    assert play.statuses() == {"n1": status}
+
+
+def begin_replacing(play: Rehearsal, cluster: FakeCluster) -> None:
+    play.cluster = cluster
+    play.begin(may=frozenset({"drain", "replace"}))
+    at = play.clock.wall.isoformat()
+    play.signals = [Signal("kernel", "xid:48", "GPU-n1-0", at, "memory", "strong", "as a test says", host="n1")]
+    play.incident()
+
+
+class Stubborn(FakeCluster):
+    """A cluster that refuses the last step, as a budget for disruptions does."""
+
+    refusing = True
+
+    def carry_out(self, call: Call) -> str:
+        if "mark" in call.words and "3" in call.words and self.refusing:
+            raise ClusterError("429: a disruption budget lets no pod go, as it was told")
+        return super().carry_out(call)
+
+
+def test_what_is_refused_for_a_while_is_told_and_brought_to_its_end(play: Rehearsal) -> None:
+    cluster = Stubborn(NODES, play.folder / "steps.json", clock=play.clock.now, steps=4)
+    begin_on(play, cluster)
+    play.incident()
+    play.rounds(2)
+    assert play.statuses() == {"n1": "done"}  # the node is out, which is what counts
+    assert len(cluster.calls("n1", "mark")) == 2  # the second and the fourth step
+    assert not any("FAILED" in one for one in play.told())
+    play.rounds(3, MINUTE)
+    assert troubles(play) == []
+    play.rounds(6, MINUTE)
+    (text,) = troubles(play)
+    assert "n1 is out of service, and not all" in text
+    assert "disruption budget" in text
+    cluster.refusing = False
+    play.rounds(3, MINUTE)
+    assert troubles(play) == []
+    assert cluster.look("n1").more["marks"]
+    assert play.state.said("told:rest:")  # nobody asks any more what is left
+
+
+def troubles(play: Rehearsal) -> list[str]:
+    return [text for key, (text, _) in play.state.said().items() if key.startswith("rest:")]
+
+
+def test_what_a_person_returns_is_not_finished(play: Rehearsal) -> None:
+    cluster = Stubborn(NODES, play.folder / "steps.json", clock=play.clock.now, steps=3)
+    begin_on(play, cluster)
+    play.incident()
+    play.rounds(2)
+    cluster.take_in("n1")
+    cluster.refusing = False
+    play.rounds(5, MINUTE)
+    assert len(cluster.calls("n1", "mark")) == 1  # the second step, before
+
+
+@pytest.mark.parametrize(("refused", "calls", "status"), [(True, 2, "done"), (False, 1, "unclear")])
+def test_what_must_not_be_done_twice_is_asked_again_only_where_it_was_refused(
+    play: Rehearsal, refused: bool, calls: int, status: str
+) -> None:
+    class Refusing(FakeCluster):
+        asked = 0
+
+        def carry_out(self, call: Call) -> str:
+            if "replace" in call.words:
+                self.asked += 1
+                if self.asked == 1:
+                    raise ClusterError("throttled" if refused else "no answer in time", refused=refused)
+            return super().carry_out(call)
+
+    cluster = Refusing(NODES, play.folder / "refusing.json", clock=play.clock.now, steps=2)
+    begin_replacing(play, cluster)
+    play.rounds(4, MINUTE)
+    assert cluster.asked == calls
+    play.rounds(10, 10 * MINUTE)
+    assert cluster.asked == calls
+    assert play.statuses() == {"n1": status}
+
+
+def test_a_job_that_restarted_by_itself_goes_on(tmp_path: Path, play: Rehearsal) -> None:
+    play.cluster.add_job("7", ["n0", "n2"])
+    play.incident(scheduler_job="fake:7")
+    play.rounds(3)
+    (row,) = play.controller.book.requeues(waiting=False)
+    assert row.status == "done"
+    assert "runs on without n1" in row.why
+    assert play.cluster.calls(kind="requeue") == []
