@@ -25,7 +25,7 @@ TAG = "bitwitness"
 """What the reason of everything we do to a node begins with; a node that somebody else took out is not ours to touch."""
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)

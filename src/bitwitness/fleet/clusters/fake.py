@@ -78,6 +78,7 @@ class FakeCluster:
 
     def look(self, node: str) -> NodeState:
         """The node now, or as it was where the cluster is slow to show."""
+        valid_node(node)
         with self._changing() as world:
             world["looks"] += 1
             _reachable(world)
@@ -184,7 +185,8 @@ class FakeCluster:
         if kill == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         with self._changing() as world:
-            world["calls"].append([kind, name, self._clock().isoformat()])
+            made = [kind, name, self._clock().isoformat(), "refused"]
+            world["calls"].append(made)
             _refuse(world, name)
             if kind == "requeue":
                 _requeue(world, name, rest[1])
@@ -192,6 +194,7 @@ class FakeCluster:
                 _release(world, name)
             else:
                 self._change(world, kind, name, rest[1] if rest else "")
+            made[-1] = "granted"
         if kill == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return f"{kind} {name}: done"
@@ -269,7 +272,12 @@ class FakeCluster:
     def times(self) -> list[tuple[datetime, str]]:
         """(when, node) of every call."""
         with self._changing() as world:
-            return [(datetime.fromisoformat(str(when)), str(node)) for _, node, when in world["calls"]]
+            return [(datetime.fromisoformat(str(one[2])), str(one[1])) for one in world["calls"]]
+
+    def granted(self) -> list[tuple[str, str]]:
+        """(kind, node) of every call that has changed something, in order."""
+        with self._changing() as world:
+            return [(str(one[0]), str(one[1])) for one in world["calls"] if one[3] == "granted"]
 
     def looks(self) -> int:
         """How often a node was looked at."""
