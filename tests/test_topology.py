@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.topology import Placement, Topology, node_name, scheduler_job
+from bitwitness.fleet.clusters.base import valid_node
+from bitwitness.topology import (
+    UNKNOWN,
+    Placement,
+    Topology,
+    is_kubernetes_job,
+    is_same_place,
+    machine,
+    node_name,
+    pod_name,
+    scheduler_job,
+)
 
 
 def place(nodes: list[int]) -> Topology:
@@ -216,6 +229,98 @@ def test_a_host_without_an_address_falls_back_to_its_name(tmp_path: Path, monkey
     assert node_name({}, config) == "host-7"
 
 
+# In pods -------------------------------------------------------------------------------------------------------------
+
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+
+
+def test_a_pod_that_was_not_told_its_node_is_no_node(tmp_path: Path) -> None:
+    absent = tmp_path / "resource_config.json"
+    assert node_name(IN_POD, absent) == "pod_host-7"
+    assert not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", UNKNOWN + "a"), "a node of Kubernetes could be called so"
+    assert valid_node("pod_host-7"), "an incident that has it must still reach people"
+    assert node_name({**IN_POD, "NODE_NAME": "gpu-3"}, absent) == "gpu-3"
+    assert node_name({**IN_POD, "BITWITNESS_NODE": "gpu-4", "NODE_NAME": "gpu-3"}, absent) == "gpu-4"
+    assert node_name({**IN_POD, "SLURMD_NODENAME": "s1"}, absent) == "s1"
+    absent.write_text(hyperpod())
+    assert node_name(IN_POD, absent) == "i-0abc"
+
+
+def test_the_name_of_the_pod_given_as_that_of_the_node(tmp_path: Path) -> None:
+    wrong = {**IN_POD, "NODE_NAME": "train-0-x7k", "POD_NAME": "train-0-x7k"}
+    assert node_name(wrong, tmp_path / "absent") == "pod_host-7"
+
+
+def test_the_name_of_a_pod(tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    assert pod_name({"POD_NAME": "a", "POD_NAMESPACE": "b", "HOSTNAME": "c"}, file) == ""
+    assert pod_name(IN_POD, file) == "host-7"
+    assert pod_name({**IN_POD, "HOSTNAME": "train-0"}, file) == "train-0"
+    file.write_text("team\n")
+    assert pod_name({**IN_POD, "HOSTNAME": "train-0"}, file) == "team/train-0"
+    assert pod_name({**IN_POD, "HOSTNAME": "train-0", "POD_NAME": "train-0-x7k", "POD_NAMESPACE": "lab"}, file) == (
+        "lab/train-0-x7k"
+    )
+    file.write_bytes(b"\xff")
+    assert pod_name({**IN_POD, "HOSTNAME": "train-0"}, file) == "train-0"
+
+
+def test_a_machine_is_told_by_its_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "boot_id"
+    assert machine({}, file) == ""
+    file.write_text("5f0a6b6e-8a5b-4f0c-9d0c-0c5d5d2b7a11\n")
+    assert machine({}, file) == "5f0a6b6e-8a5b-4f0c-9d0c-0c5d5d2b7a11"
+    assert machine({**IN_POD, "NODE_NAME": "gpu-3"}, file)
+    assert machine({"BITWITNESS_NODE": "node-0"}, file) == ""
+    assert machine({"SLURMD_NODENAME": "n0"}, file) == ""
+    for garbage in ("", "?", "x" * 36):
+        file.write_text(garbage)
+        assert machine({}, file) == ""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the boot id is Linux's")
+def test_the_machine_of_this_test() -> None:
+    assert machine({}) == machine({}) != ""
+
+
+def in_pods(nodes: list[str]) -> Topology:
+    return Topology(
+        tuple(Placement(r, node, f"GPU-{r}", 0, "H", "2", f"lab/train-{r}") for r, node in enumerate(nodes))
+    )
+
+
+def test_pods_are_kept_and_change_no_place() -> None:
+    topology = in_pods(["a", "b", "c"])
+    assert topology.limits() == ()
+    assert topology.pods_of([2, 0]) == ("lab/train-0", "lab/train-2")
+    assert place([0, 1, 2]).pods_of([0, 1]) == ()
+    assert Topology.from_json(json.loads(json.dumps(topology.to_json()))) == topology
+    assert all("pod" not in record for record in place([0, 1]).to_json()), "as files of older versions"
+    moved = Topology(tuple(replace(one, pod=f"{one.pod}-again") for one in topology.placements))
+    assert is_same_place(topology.to_json(), moved.to_json())
+    older = [{name: value for name, value in record.items() if name != "pod"} for record in topology.to_json()]
+    assert is_same_place(older, topology.to_json())
+    for name, value in (("node", "d"), ("device", "GPU-9"), ("slot", 1), ("software", "3")):
+        other = [dict(record) for record in topology.to_json()]
+        other[1][name] = value
+        assert not is_same_place(other, topology.to_json())
+    assert not is_same_place(topology.to_json()[:2], topology.to_json())
+
+
+def test_unknown_nodes_are_a_limit_with_its_remedy() -> None:
+    (limit,) = in_pods(["a", "pod_train-1", "pod_train-2"]).limits()
+    assert "not known in 2 pods (lab/train-1, lab/train-2)" in limit
+    assert "no node is taken out" in limit
+    assert "{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}" in limit
+    assert "in 5 pods (lab/train-0, lab/train-1, lab/train-2, ...)" in in_pods(["pod_t"] * 5).limits()[-1]
+    assert place([0, 1, 2]).limits() == ()
+    on_slurm = Topology(tuple(Placement(r, f"pod_{r}", f"GPU-{r}", 0) for r in range(3)))
+    assert on_slurm.limits() == (), "where there are no pods it is a name like any other"
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("environment", "job"),
     [
@@ -224,7 +329,40 @@ def test_a_host_without_an_address_falls_back_to_its_name(tmp_path: Path, monkey
         ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "slurm:7_3"),
         ({"SLURM_JOB_ID": "4711; true"}, ""),
         ({"SLURM_JOB_ID": ""}, ""),
+        ({"BITWITNESS_JOB": "job/train", "POD_NAMESPACE": "lab"}, "kubernetes:lab/job/train"),
+        ({"BITWITNESS_JOB": "PyTorchJob/train.v2", "POD_NAMESPACE": "lab"}, "kubernetes:lab/pytorchjob/train.v2"),
+        ({"BITWITNESS_JOB": " JobSet/a ", "POD_NAMESPACE": "lab"}, "kubernetes:lab/jobset/a"),
+        ({"BITWITNESS_JOB": "TRAINJOB/a", "POD_NAMESPACE": "lab"}, "kubernetes:lab/trainjob/a"),
+        ({"BITWITNESS_JOB": "job/train"}, ""),
+        ({"BITWITNESS_JOB": "train", "POD_NAMESPACE": "lab"}, ""),
+        ({"BITWITNESS_JOB": "deployment/train", "POD_NAMESPACE": "lab"}, ""),
+        ({"BITWITNESS_JOB": "job/Train", "POD_NAMESPACE": "lab"}, ""),
+        ({"BITWITNESS_JOB": "job/$(JOB_NAME)", "POD_NAMESPACE": "lab"}, ""),  # a variable that was not there
+        ({"BITWITNESS_JOB": "job/a/b", "POD_NAMESPACE": "lab"}, ""),
+        ({"BITWITNESS_JOB": "job/" + "a" * 300, "POD_NAMESPACE": "lab"}, ""),
+        ({"BITWITNESS_JOB": "job/train", "POD_NAMESPACE": "LAB"}, ""),
+        ({"BITWITNESS_JOB": "job/train", "POD_NAMESPACE": "lab", "SLURM_JOB_ID": "7"}, "slurm:7"),
+        ({"BITWITNESS_JOB": "job/train", "POD_NAMESPACE": "lab", "SLURM_JOB_ID": "?"}, "kubernetes:lab/job/train"),
     ],
 )
-def test_the_job_of_a_scheduler(environment: dict[str, str], job: str) -> None:
-    assert scheduler_job(environment) == job
+def test_the_job_of_a_scheduler(environment: dict[str, str], job: str, tmp_path: Path) -> None:
+    assert scheduler_job(environment, tmp_path / "absent") == job
+
+
+def test_the_namespace_of_a_job_is_that_of_its_pod(tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    file.write_text("team")
+    assert scheduler_job({**IN_POD, "BITWITNESS_JOB": "job/train"}, file) == "kubernetes:team/job/train"
+    assert scheduler_job({"BITWITNESS_JOB": "job/train"}, file) == "", "outside of a pod the file is somebody else's"
+
+
+@pytest.mark.parametrize("name", ["a", "a-b", "a.b", "a" * 63, ".".join(["a" * 63] * 3)])
+def test_names_of_jobs(name: str) -> None:
+    assert is_kubernetes_job(f"kubernetes:lab/job/{name}")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "a-", ".a", "a.", "a..b", "A", "a_b", "a b", "a\n", "a" * 64, "ä", ".".join(["a" * 63] * 4)]
+)
+def test_what_is_no_name_of_a_job(name: str) -> None:
+    assert not is_kubernetes_job(f"kubernetes:lab/job/{name}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bitwitness.cli.advice import next_steps
 from bitwitness.cli.main import cli
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.runfiles import RunFiles, read_incident
+from bitwitness.topology import Topology
 from bitwitness.verdict import History
 from tests.cli import samples
 from tests.cli.samples import BAD, GOOD, STEP
@@ -58,6 +60,30 @@ def test_a_persistent_rank(tmp_path: Path) -> None:
         "kubectl cordon -- node-2",
     ]
     assert f'torch.load("{path}/micro-batches-rank-00004.pt", weights_only=False)' in commands(path)[-1]
+
+
+def test_the_pod_of_a_suspect_is_shown(tmp_path: Path) -> None:
+    plain = samples.topology()
+    pods = tuple(replace(one, pod=f"lab/train-{one.rank // 2}-x7k") for one in plain.placements)
+    path = samples.write(tmp_path / "a", samples.replays(plain, 4, BAD), Topology(pods))
+    page = shown(path)
+    assert "pod lab/train-2-x7k" in page
+    assert "lab/train-0-x7k" not in page
+    assert "kubectl cordon -- node-2" in commands(path)
+    assert " pod " not in shown(samples.write(tmp_path / "b", samples.replays(plain, 4, BAD), plain))
+
+
+def test_nobody_is_told_to_drain_a_pod(tmp_path: Path) -> None:
+    where = samples.topology(names=["node-0", "node-1", "pod_train-2"])
+    pods = tuple(replace(one, pod=f"lab/train-{one.rank // 2}-x7k") for one in where.placements)
+    path = samples.write(tmp_path, samples.replays(where, 4, BAD), Topology(pods))
+    assert not [line for line in commands(path) if "cordon" in line or "scontrol" in line]
+    assert commands(path)[:2] == [
+        "kubectl get pod --namespace=lab --output=wide -- train-2-x7k",
+        "kubectl get events --namespace=lab --field-selector=reason=Scheduled,involvedObject.name=train-2-x7k",
+    ]
+    assert "Find out which node ran pod lab/train-2-x7k" in advised(path)
+    assert "was not told the name of its node" in advised(path)
 
 
 def test_a_gpu_is_diagnosed(tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_what_the_guard_writes_passes() -> None:
     check_incident(record(verdict(WHERE, ()), WHERE) | {"id": incident_id(1)}, NOW)
 
 
+def test_jobs_and_pods_of_kubernetes_pass() -> None:
+    jobs = [
+        "kubernetes:a/job/train",
+        "kubernetes:team-1/pytorchjob/x.y",
+        "kubernetes:a/jobset/t",
+        "kubernetes:a/trainjob/t",
+    ]
+    for job in [*jobs, "slurm:7_3", ""]:
+        check_incident(changed("scheduler_job", job), NOW)
+    for pod in ("research/train-2-x7k", "", f"{'n' * 63}/{'p' * 253}"):
+        check_incident(changed("placement.2.pod", pod), NOW)
+
+
 WRONG: list[tuple[str, Any, str]] = [
     ("verdict.nodes", ["n3"], "other nodes than those of its ranks"),
     ("verdict.devices", ["GPU-n3-0"], "other devices"),
@@ -66,6 +79,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("time", "0001-01-01T00:00:00Z", "another age"),
     ("scheduler_job", "slurm:1; rm -rf", "no job of a scheduler"),
     ("scheduler_job", 7, "no job of a scheduler"),
+    ("scheduler_job", "kubernetes:train", "no job of a scheduler"),
+    ("scheduler_job", "kubernetes:a/deployment/train", "no job of a scheduler"),
+    ("scheduler_job", "kubernetes:a/job/../../nodes/b", "no job of a scheduler"),
+    ("scheduler_job", "kubernetes:a/job/t\n", "no job of a scheduler"),
+    ("scheduler_job", "slurm:a/job/t", "no job of a scheduler"),
+    ("placement.2.pod", 7, "no name"),
+    ("placement.2.pod", "a/b\nc", "no name"),
+    ("placement.2.pod", "p" * 400, "no name"),
     ("id", "../../etc", "no id"),
     ("observations", [{"check": "replay"}], "missing"),
 ]

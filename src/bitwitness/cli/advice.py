@@ -67,11 +67,20 @@ def _about(ranks: Sequence[int], persistence: Persistence, incident: Incident) -
     which = f"{_list('rank', ranks)} on {_list('node', nodes)}"
     devices = _list("device", list(dict.fromkeys(topology.device_of(rank) for rank in ranks)))
     shared = [node for node in nodes if sum(topology.node_of(rank) == node for rank in ranks) > 1]
+    unknown = [rank for rank in ranks if not topology.placements[rank].node_is_known]
+    if unknown:
+        pods = topology.pods_of(unknown)
+        yield Advice(
+            f"Find out which node ran {_list('pod', pods)}, before the cluster forgets it: the pod was not told the name of its node "
+            "(NODE_NAME), so it stands in its place here. No node can be called that.",
+            tuple(line for pod in pods for line in _node_of(pod)),
+        )
     if persistence == "persistent":
+        known = topology.nodes_of(rank for rank in ranks if rank not in unknown)
         yield Advice(
             f"Take {_list('node', nodes)} out of service now, so that no job starts there: {which} ({devices}) gave wrong "
-            "results again when it repeated its work. On Slurm or Kubernetes:",
-            tuple(line for node in nodes for line in _drain(node, incident)),
+            f"results again when it repeated its work.{' On Slurm or Kubernetes:' if known else ''}",
+            tuple(line for node in known for line in _drain(node, incident)),
         )
         yield Advice(
             "Diagnose the idle node before anybody gets it back; keep this incident with the ticket.",
@@ -105,6 +114,14 @@ def _drain(node: str, incident: Incident) -> tuple[str, str]:
         f"scontrol update {shlex.quote(f'nodename={node}')} state=drain reason={reason}",
         f"kubectl cordon -- {shlex.quote(node)}",
     )
+
+
+def _node_of(pod: str) -> tuple[str, str]:
+    """What tells the node of a pod: the pod while it is there, and for about an hour after it the event of its being placed."""
+    space, _, name = pod.rpartition("/")
+    where = f" {shlex.quote(f'--namespace={space}')}" if space else ""
+    placed = shlex.quote(f"--field-selector=reason=Scheduled,involvedObject.name={name}")
+    return f"kubectl get pod{where} --output=wide -- {shlex.quote(name)}", f"kubectl get events{where} {placed}"
 
 
 def _diagnose(ranks: Sequence[int], incident: Incident) -> tuple[str, ...]:

@@ -111,6 +111,9 @@ def _facts(incident: Incident) -> Table:
     if verdict.candidates:
         involved = f"ranks {', '.join(map(str, verdict.candidates[:16]))}"
         rows.insert(2, ("involved, no blame", involved + (", ..." if len(verdict.candidates) > 16 else "")))
+    pods = incident.topology.pods_of(rank for rank in verdict.ranks if 0 <= rank < incident.topology.world_size)
+    if pods:
+        rows.insert(2, ("pod", ", ".join(pods[:8])))
     rows += [("note", note) for note in record.get("notes") or ()]
     for name, value in rows:
         grid.add_row(f"  {name}", styled(value))

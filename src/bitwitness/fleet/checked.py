@@ -15,12 +15,14 @@ from typing import Any, get_args
 from bitwitness.errors import ConfigurationError
 from bitwitness.evidence import Kind, Observation, Persistence, Verdict
 from bitwitness.fleet.clusters.base import one_line
-from bitwitness.topology import Topology
+from bitwitness.topology import Topology, is_kubernetes_job
 
 _LARGEST_NUMBER = 2**53
 _EARLIEST = 2000
 _AHEAD = timedelta(days=1)
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
+_LONGEST_POD = 63 + 1 + 253
+"""Characters of a namespace, a slash and the name of a pod (RFC 1123)."""
 _JOB = re.compile(r"[a-z]{1,20}:[A-Za-z0-9_.+-]{1,80}")
 
 
@@ -55,14 +57,17 @@ def _check(record: Mapping[str, Any], now: datetime) -> None:
     if time - now > _AHEAD:
         raise ValueError(f"it is dated {record['time']:.60}, more than a day from now: whose clock is wrong?")
     job = record.get("scheduler_job")
-    if job and (not isinstance(job, str) or not _JOB.fullmatch(job)):
-        raise ValueError(f"{job!r:.120} is no job of a scheduler, such as slurm:1234")
+    if job and not (isinstance(job, str) and _is_job(job)):
+        raise ValueError(
+            f"{job!r:.120} is no job of a scheduler, such as slurm:1234 or kubernetes:research/pytorchjob/train"
+        )
     for seen in _list(record["observations"]):
         Observation.from_json(seen)
     placement = _list(record["placement"])
     for place in placement:
         _whole(place["rank"], place["slot"])
         _names(place["node"], place["device"], place.get("model", ""), place.get("software", ""))
+        _names(place.get("pod", ""), most=_LONGEST_POD)
     _check_verdict(record["verdict"], Topology.from_json(placement))
 
 
@@ -90,6 +95,10 @@ def _check_verdict(record: Mapping[str, Any], topology: Topology) -> None:
         raise ValueError("its verdict names other devices than those of its ranks")
 
 
+def _is_job(job: str) -> bool:
+    return is_kubernetes_job(job) if job.startswith("kubernetes:") else bool(_JOB.fullmatch(job))
+
+
 def _list(value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise TypeError(f"no list: {value!r:.80}")
@@ -102,7 +111,7 @@ def _whole(*values: Any) -> None:
             raise TypeError("no whole number, or one too large")
 
 
-def _names(*values: Any) -> None:
+def _names(*values: Any, most: int = 300) -> None:
     for value in values:
-        if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
             raise TypeError(f"no name: {value!r:.80}")

@@ -26,7 +26,16 @@ from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
 from bitwitness.runfiles.label import Label
-from bitwitness.topology import Placement, Topology, node_name, scheduler_job
+from bitwitness.topology import (
+    NODE_NAME_YAML,
+    Placement,
+    Topology,
+    is_same_place,
+    machine,
+    node_name,
+    pod_name,
+    scheduler_job,
+)
 
 logger = logging.getLogger("bitwitness")
 
@@ -249,17 +258,41 @@ def facts_of_rank(rank: int, device: torch.device) -> dict[str, Any]:
     local = os.environ.get("LOCAL_RANK", "")
     if not identity and local.isdecimal() and int(local) < len(listed):
         identity = listed[int(local)]
-    return {"rank": rank, "node": node, "device": identity, "model": model, "software": software}
+    where = {"pod": pod_name(os.environ), "machine": machine(os.environ)}
+    return {"rank": rank, "node": node, "device": identity, "model": model, "software": software, **where}
 
 
 def place(facts: Sequence[Mapping[str, Any]]) -> Topology:
-    """The topology from what every rank said of itself. A rank without a GPU is its node's n-th processor slot."""
+    """The topology from what every rank said of itself. A rank without a GPU is its node's n-th processor slot.
+
+    Raises:
+        ConfigurationError: one machine has two names.
+    """
+    _refuse_two_names_of_one_machine(facts)
     placed: list[Placement] = []
     for one in facts:
         slot = sum(other.node == one["node"] for other in placed)
         device = one["device"] or f"{one['node']}/cpu-{slot}"
-        placed.append(Placement(one["rank"], one["node"], device, slot, one["model"], one["software"]))
+        placed.append(
+            Placement(one["rank"], one["node"], device, slot, one["model"], one["software"], one.get("pod", ""))
+        )
     return Topology(tuple(placed))
+
+
+def _refuse_two_names_of_one_machine(facts: Sequence[Mapping[str, Any]]) -> None:
+    """A witness in another container of the same machine is no witness from elsewhere: two of them could have a third one blamed."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for one in facts:
+        if not one.get("machine"):
+            continue
+        other = known.setdefault(one["machine"], one)
+        if other["node"] != one["node"]:
+            raise ConfigurationError(
+                f"ranks {other['rank']} and {one['rank']} are on one machine (boot id {one['machine']}) that calls itself "
+                f"{other['node']!r} and {one['node']!r}: these are names of containers, and a witness on the same machine is none. In "
+                f"Kubernetes add to the container in the pod template: {NODE_NAME_YAML}; elsewhere set BITWITNESS_NODE to the name of the "
+                "machine. Only where nodes are played on one machine (kind, minikube) set BITWITNESS_NODE to the name of each"
+            )
 
 
 def supervision_id() -> str:
@@ -276,11 +309,11 @@ def supervision() -> dict[str, Any]:
 
 
 def is_same_run(label: Label, topology: Topology) -> bool:
-    """Whether a checkpoint is of the same supervised run, with every rank on the device where it is now."""
+    """Whether a checkpoint is of the same supervised run, with every rank on the device where it is now, in whatever pod."""
     return (
         bool(label.supervision)
         and label.supervision == supervision_id()
-        and list(label.placement) == topology.to_json()
+        and is_same_place(label.placement, topology.to_json())
     )
 
 
