@@ -1,0 +1,239 @@
+"""Kubernetes, through the official client: a node that is suspect is cordoned, tainted and told about, and pods leave it when asked.
+
+Kubernetes knows no reason for a cordon and no owner of one. So what we do to a node stands on it, in one annotation that is written with the
+cordon in the same request, and a node without it is somebody else's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters import kubernetes_plan, kubernetes_reading
+from bitwitness.fleet.clusters.base import (
+    Act,
+    ActKind,
+    Call,
+    Census,
+    JobState,
+    Landed,
+    NodeState,
+    one_line,
+    valid_node,
+)
+from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi, Refused, in_cluster, own_namespace
+from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key
+
+_SETTINGS = {"kind", "kubeconfig", "context", "timeout", "taint", "evict", "lease", "nodes"}
+_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+_CALLS = {
+    "node": re.compile(rf"PATCH /api/v1/nodes/({_NAME})"),
+    "status": re.compile(rf"PATCH /api/v1/nodes/({_NAME})/status"),
+    "event": re.compile(rf"POST /api/v1/namespaces/{EVENTS}/events"),
+    "evict": re.compile(rf"POST /api/v1/namespaces/{_NAME}/pods/({_NAME})/eviction"),
+}
+_CONFLICT, _ABSENT, _TOO_MANY = 409, 404, 429
+_TRIES, _PAUSE = 4, 0.05
+_OBSERVED = 64
+
+
+class KubernetesCluster:
+    """A cluster of Kubernetes.
+
+    Args:
+        api: its API server.
+        taint: key of the taint that a suspect node gets, with the effect NoSchedule; "" for none.
+        evict: whether its pods are evicted as well.
+        lease: `namespace/name` of the lease by which one controller leads; "" for none.
+        nodes: a label selector of the nodes that count as the size of the cluster; "" for all.
+        execute: whether NVSentinel is to act upon what we take out.
+    """
+
+    name = "kubernetes"
+    scheduler = "kubernetes"
+    acts: frozenset[ActKind] = frozenset({"drain", "clear"})
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        *,
+        taint: str = SUSPECT,
+        evict: bool = False,
+        lease: str = "",
+        nodes: str = "",
+        execute: bool = False,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if taint and not is_key(taint):
+            raise ConfigurationError(f"{taint!r:.80} cannot be the key of a taint (e.g. {SUSPECT})")
+        self.api = api
+        self._taint, self._evict, self._nodes, self._execute, self._pause = taint, evict, nodes, execute, pause
+        self._misnamed: dict[str, str] = {}
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    def look(self, node: str) -> NodeState:
+        """The node now; `absent` where there is none of this name, with what is known about why."""
+        found = self.api.find(f"/api/v1/nodes/{valid_node(node)}")
+        if found is None:
+            return NodeState(node, "absent", self._why_absent(node))
+        if kubernetes_reading.text(found, "metadata", "name") != node:
+            raise ClusterError(f"the API server at {self.api.host} answered for another node than {node}")
+        self._misnamed.pop(node, None)
+        pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
+        return kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC))
+
+    def census(self) -> Census:
+        """The size of the cluster now."""
+        return kubernetes_reading.census(
+            self.api.all("/api/v1/nodes", {"labelSelector": self._nodes} if self._nodes else None)
+        )
+
+    def troubles(self) -> Mapping[str, str]:
+        """Names of nodes that are names of pods."""
+        return dict(self._misnamed)
+
+    def _why_absent(self, node: str) -> str:
+        """Whether the name is that of a pod: where the job was not told its node, its host's name is the pod's.
+
+        The pod's node of today is not taken in its place: it may run elsewhere than when the incident was.
+        """
+        try:
+            pods = list(self.api.all("/api/v1/pods", {"fieldSelector": f"metadata.name={node}"}))
+        except ClusterError:
+            return ""
+        if not pods:
+            return ""
+        where = kubernetes_reading.text(pods[0], "metadata", "namespace")
+        said = (
+            f"no node, but a pod in namespace {where}, has this name: its job was not told on which node it runs. Set NODE_NAME in "
+            "its pods by fieldRef: {fieldPath: spec.nodeName}; on which node this one was then, nobody can tell"
+        )
+        if len(self._misnamed) < _OBSERVED or node in self._misnamed:
+            self._misnamed[node] = f"an incident names {node}: {said}"
+        return said
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+        """The exact calls of an act; none where nothing is left of it."""
+        return kubernetes_plan.calls(act, state, key=self._taint, evict=self._evict, execute=self._execute)
+
+    def rest(self, act: Act, now: NodeState) -> tuple[Call, ...]:
+        """What is left of an act that has landed."""
+        return kubernetes_plan.rest(act, now, evict=self._evict)
+
+    def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
+        """Whether an act has happened, by what the node shows now."""
+        del before  # whose the node is, and why, stands on it
+        return kubernetes_plan.landed(act, now)
+
+    def carry_out(self, call: Call) -> str:
+        """Do it; what was answered.
+
+        Raises:
+            ClusterError: refused, with the words of the server and the permission that is missing; or the node was changed
+                meanwhile in what concerns us.
+            ConfigurationError: it is no call of this cluster.
+        """
+        kind = _kind(call)
+        if kind == "node":
+            return self._patch(call)
+        method, path = call.words
+        try:
+            query = {"fieldManager": COMPONENT} if kind != "evict" else None
+            self.api.ask(method, path, call.body, query=query)
+        except Refused as error:
+            if (done := _done_already(kind, error)) is not None:
+                return done
+            if kind == "evict" and error.status == _TOO_MANY:
+                raise Refused(f"the pod may not go yet: {error}", error.status, error.reason) from error
+            raise
+        return "done"
+
+    def _patch(self, call: Call) -> str:
+        """Change a node; where somebody else was faster, read it again, and only if it still is as it was for us, once more."""
+        method, path = call.words
+        body = call.body
+        for tried in range(1, _TRIES + 1):
+            try:
+                self.api.ask(method, path, body, query={"fieldManager": COMPONENT})
+            except Refused as error:
+                if error.status != _CONFLICT or tried == _TRIES:
+                    raise
+            else:
+                return "done" if tried == 1 else f"done, at the {tried}. try: somebody else was changing the node"
+            self._pause(_PAUSE * tried)
+            node = path.rpartition("/")[2]
+            try:
+                changed = kubernetes_plan.again(body, self.look(node), self._taint)
+            except ConfigurationError as error:
+                raise ClusterError(f"{node} changed meanwhile, so nothing is done to it: {error}") from error
+            if changed is None:
+                return "it was so already"
+            body = changed
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    # Jobs -------------------------------------------------------------------------------------------------------------
+
+    def job(self, job: str) -> JobState:
+        """A job now."""
+        raise ConfigurationError(f"not yet: {job}")
+
+    def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
+        """None: jobs on Kubernetes restart by their own policy."""
+        raise ConfigurationError(f"not yet: {job.job}")
+
+
+def from_settings(settings: Mapping[str, Any]) -> KubernetesCluster:
+    """The cluster that the table `cluster` of a policy describes.
+
+    Raises:
+        ConfigurationError: a setting is unknown or has an impossible value, or there is no configuration of the client.
+    """
+    if unknown := sorted(set(settings) - _SETTINGS):
+        known = ", ".join(sorted(_SETTINGS))
+        raise ConfigurationError(f"unknown settings of a Kubernetes cluster: {', '.join(unknown)}; known: {known}")
+    evict, timeout = settings.get("evict", False), settings.get("timeout", 30.0)
+    if not isinstance(evict, bool):
+        raise ConfigurationError(f"cluster.evict is true or false, not {evict!r:.80}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
+        raise ConfigurationError(f"cluster.timeout is a number of seconds, not {timeout!r:.80}")
+    defaults = {"kubeconfig": "", "context": "", "taint": SUSPECT, "lease": _own_lease(), "nodes": ""}
+    texts = {name: settings.get(name, default) for name, default in defaults.items()}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise ConfigurationError(f"cluster.{name} is a text, not {value!r:.80}")
+    api = KubernetesApi.load(texts["kubeconfig"], texts["context"], float(timeout))
+    return KubernetesCluster(api, taint=texts["taint"], evict=evict, lease=texts["lease"], nodes=texts["nodes"])
+
+
+def _own_lease() -> str:
+    namespace = own_namespace() if in_cluster() else ""
+    return f"{namespace}/bitwitness-fleet" if namespace else ""
+
+
+def _kind(call: Call) -> str:
+    """Which of our calls it is.
+
+    Raises:
+        ConfigurationError: none.
+    """
+    words = " ".join(call.words)
+    found = next((kind for kind, shape in _CALLS.items() if shape.fullmatch(words)), "")
+    if len(call.words) != 2 or not found or not isinstance(call.body, Mapping):
+        raise ConfigurationError(f"not a request of this cluster: {one_line(str(call))}")
+    return found
+
+
+def _done_already(kind: str, error: Refused) -> str | None:
+    """What is said where an answer is an error and means that it is so already."""
+    if kind == "event" and error.status == _CONFLICT:
+        return "it was told before"
+    if kind == "evict" and error.status in (_ABSENT, _CONFLICT):
+        return "the pod is gone"
+    return None
