@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import kubernetes_plan, kubernetes_reading
+from bitwitness.fleet.clusters import kubernetes_jobs, kubernetes_plan, kubernetes_reading
 from bitwitness.fleet.clusters.base import (
     Act,
     ActKind,
@@ -25,7 +25,16 @@ from bitwitness.fleet.clusters.base import (
     one_line,
     valid_node,
 )
-from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi, Refused, in_cluster, own_namespace
+from bitwitness.fleet.clusters.kubernetes_api import (
+    ABSENT,
+    CONFLICT,
+    TOO_MANY,
+    KubernetesApi,
+    Refused,
+    in_cluster,
+    own_namespace,
+)
+from bitwitness.fleet.clusters.kubernetes_lease import Lease
 from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key
 
 _SETTINGS = {"kind", "kubeconfig", "context", "timeout", "taint", "evict", "lease", "nodes"}
@@ -36,7 +45,6 @@ _CALLS = {
     "event": re.compile(rf"POST /api/v1/namespaces/{EVENTS}/events"),
     "evict": re.compile(rf"POST /api/v1/namespaces/{_NAME}/pods/({_NAME})/eviction"),
 }
-_CONFLICT, _ABSENT, _TOO_MANY = 409, 404, 429
 _TRIES, _PAUSE = 4, 0.05
 _OBSERVED = 64
 
@@ -51,6 +59,9 @@ class KubernetesCluster:
         lease: `namespace/name` of the lease by which one controller leads; "" for none.
         nodes: a label selector of the nodes that count as the size of the cluster; "" for all.
         execute: whether NVSentinel is to act upon what we take out.
+        identity: of this process in the lease; made up where it is empty.
+        ticks: seconds that pass; another one for tests.
+        pause: waits before a change is tried again; another one for tests.
     """
 
     name = "kubernetes"
@@ -66,12 +77,15 @@ class KubernetesCluster:
         lease: str = "",
         nodes: str = "",
         execute: bool = False,
+        identity: str = "",
+        ticks: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         if taint and not is_key(taint):
             raise ConfigurationError(f"{taint!r:.80} cannot be the key of a taint (e.g. {SUSPECT})")
         self.api = api
         self._taint, self._evict, self._nodes, self._execute, self._pause = taint, evict, nodes, execute, pause
+        self._lease = Lease(api, lease, identity, ticks) if lease else None
         self._misnamed: dict[str, str] = {}
 
     # Looking ----------------------------------------------------------------------------------------------------------
@@ -141,6 +155,8 @@ class KubernetesCluster:
             ConfigurationError: it is no call of this cluster.
         """
         kind = _kind(call)
+        if self._lease:
+            self._lease.check()
         if kind == "node":
             return self._patch(call)
         method, path = call.words
@@ -150,7 +166,7 @@ class KubernetesCluster:
         except Refused as error:
             if (done := _done_already(kind, error)) is not None:
                 return done
-            if kind == "evict" and error.status == _TOO_MANY:
+            if kind == "evict" and error.status == TOO_MANY:
                 raise Refused(f"the pod may not go yet: {error}", error.status, error.reason) from error
             raise
         return "done"
@@ -163,7 +179,7 @@ class KubernetesCluster:
             try:
                 self.api.ask(method, path, body, query={"fieldManager": COMPONENT})
             except Refused as error:
-                if error.status != _CONFLICT or tried == _TRIES:
+                if error.status != CONFLICT or tried == _TRIES:
                     raise
             else:
                 return "done" if tried == 1 else f"done, at the {tried}. try: somebody else was changing the node"
@@ -181,12 +197,29 @@ class KubernetesCluster:
     # Jobs -------------------------------------------------------------------------------------------------------------
 
     def job(self, job: str) -> JobState:
-        """A job now."""
-        raise ConfigurationError(f"not yet: {job}")
+        """A job now, by its id `NAMESPACE/KIND/NAME`; `absent` where there is none of this name or kind."""
+        return kubernetes_jobs.read(self.api, job)
 
     def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
-        """None: jobs on Kubernetes restart by their own policy."""
-        raise ConfigurationError(f"not yet: {job.job}")
+        """None: jobs restart by their own policy, and the cordon keeps them off the nodes.
+
+        Raises:
+            ConfigurationError: it has ended, so a person has to submit it again.
+        """
+        del exclude
+        kubernetes_jobs.refuse_requeue(job)
+        return ()
+
+    # Leading ----------------------------------------------------------------------------------------------------------
+
+    def leader(self) -> str:
+        """Take the lead or keep it; "" where this process has it, or where there is no lease."""
+        return self._lease.leader() if self._lease else ""
+
+    def resign(self) -> None:
+        """Give the lead up."""
+        if self._lease:
+            self._lease.resign()
 
 
 def from_settings(settings: Mapping[str, Any]) -> KubernetesCluster:
@@ -232,8 +265,8 @@ def _kind(call: Call) -> str:
 
 def _done_already(kind: str, error: Refused) -> str | None:
     """What is said where an answer is an error and means that it is so already."""
-    if kind == "event" and error.status == _CONFLICT:
+    if kind == "event" and error.status == CONFLICT:
         return "it was told before"
-    if kind == "evict" and error.status in (_ABSENT, _CONFLICT):
+    if kind == "evict" and error.status in (ABSENT, CONFLICT):
         return "the pod is gone"
     return None

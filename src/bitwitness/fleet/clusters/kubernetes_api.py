@@ -34,7 +34,7 @@ _MOST = 256 * 2**20
 _PAGE = 250
 """Objects asked for at once: a node has some 20 kB."""
 _PAGES = 1000
-_CONFLICT, _GONE, _ABSENT = 409, 410, 404
+ABSENT, CONFLICT, TOO_MANY = 404, 409, 429
 _OK = range(200, 300)
 _PATH = re.compile(
     r"/(?:api/v1|apis/([a-z0-9.-]+)/v[0-9a-z]+)(?:/namespaces/([^/]+)(?=/))?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?"
@@ -137,9 +137,9 @@ class KubernetesApi:
         try:
             return self.ask("GET", path, query=query)
         except Refused as error:
-            if error.status == _ABSENT:
+            if (error.status, error.reason) == (ABSENT, "NotFound"):
                 return None
-            raise
+            raise  # also a 404 of something that is no API server, or does not know this kind of object
 
     def all(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
         """Every object of a collection, page by page.
