@@ -8,6 +8,7 @@ import click
 
 _COMMANDS = {
     "admit": "bitwitness.cli.fleet_admit",
+    "agent": "bitwitness.cli.fleet_agent",
     "clear": "bitwitness.cli.fleet_clear",
     "history": "bitwitness.cli.fleet_history",
     "send": "bitwitness.cli.fleet_send",

@@ -44,6 +44,9 @@ MANAGED = "nvsentinel.dgxc.nvidia.com/managed"
 OPTED_OUT = "k8saas.nvidia.com/ManagedByNVSentinel"
 """The older one, which the rules that NVSentinel is shipped with ask for."""
 
+RELEASED = "released"
+"""In our annotation: whether the mark of a release by hand was on the node already when NVSentinel was to be asked."""
+
 _EVENT, _CORDONED = "quarantineHealthEvent", "quarantineHealthEventIsCordoned"
 _BEFORE, _BY_HAND = "quarantineHealthEventCordonPreExisting", "quarantinedNodeUncordonedManually"
 
@@ -232,3 +235,10 @@ def _incident(events: Sequence[Mapping[str, Any]]) -> str:
 def _any_case(event: Mapping[str, Any], name: str) -> Any:
     """The value of a field; versions differ in whether its name begins with a capital."""
     return event.get(name, event.get(name.capitalize(), ""))
+
+
+def is_managed(node: Mapping[str, Any]) -> bool:
+    """Whether NVSentinel may act on a Node, by its labels."""
+    metadata = node.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    return not isinstance(labels, Mapping) or all(labels.get(key) != "false" for key in (MANAGED, OPTED_OUT))

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from bitwitness.errors import MissingExtra
 from bitwitness.fleet.clusters.nvsentinel_wire import METHOD, classes, decode
@@ -74,11 +74,13 @@ class FakePlatformConnector:
         self._slow = 0.0
         self._server: Any = None
 
-    def __enter__(self) -> FakePlatformConnector:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -54,7 +54,9 @@ class Connector:
         if not path.startswith("/") or path.endswith("/") or any(not one.isprintable() for one in path):
             raise ConfigurationError(f"NVSentinel's socket is an absolute path, not {socket!r:.200}")
         if len(path.encode()) > _LONGEST_PATH:
-            raise ConfigurationError(f"{path:.200} is longer than the {_LONGEST_PATH} bytes that a Unix socket may have")
+            raise ConfigurationError(
+                f"{path:.200} is longer than the {_LONGEST_PATH} bytes that a Unix socket may have"
+            )
         if not timeout > 0:
             raise ConfigurationError(f"a call needs more than {timeout:g} s")
         self.path, self._timeout = path, timeout

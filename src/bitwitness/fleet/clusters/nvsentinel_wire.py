@@ -28,7 +28,7 @@ def classes() -> dict[str, Any]:
     content = files("bitwitness.fleet.clusters").joinpath(DESCRIPTORS).read_bytes()
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(content).file:
-        pool.Add(file)  # type: ignore[attr-defined]  # of Python's pool; the stubs know it by another name
+        pool.AddSerializedFile(file.SerializeToString())
     names = ("HealthEvents", "HealthEvent", "Entity", "Timestamp", "Empty")
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"datamodels.{name}")) for name in names}
 
