@@ -117,6 +117,8 @@ def again(body: Mapping[str, Any], now: NodeState, key: str) -> dict[str, Any] |
         same = found is not None and old is not None and found.incident == old.incident
         if now.service != "in" or same:
             raise ConfigurationError(f"it is {now.raw} now ({now.reason or 'no reason'})")
+        if "unschedulable" not in spec:  # NVSentinel takes it out: only the annotation is ours to write
+            return {"metadata": {**meta, "resourceVersion": now.more.get("version")}, "spec": dict(spec)}
     taints = _taints(now, key, old.incident if old else "")
     return {
         "metadata": {**meta, "resourceVersion": now.more.get("version")},
