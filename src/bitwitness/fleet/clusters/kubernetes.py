@@ -13,12 +13,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import kubernetes_jobs, kubernetes_plan, kubernetes_reading
+from bitwitness.fleet.clusters import (
+    kubernetes_checks,
+    kubernetes_job_checks,
+    kubernetes_jobs,
+    kubernetes_plan,
+    kubernetes_reading,
+)
 from bitwitness.fleet.clusters.base import (
     Act,
     ActKind,
     Call,
     Census,
+    Check,
     JobState,
     Landed,
     NodeState,
@@ -99,7 +106,7 @@ class KubernetesCluster:
             raise ClusterError(f"the API server at {self.api.host} answered for another node than {node}")
         self._misnamed.pop(node, None)
         pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
-        return kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC))
+        return kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC), evict=self._evict)
 
     def census(self) -> Census:
         """The size of the cluster now."""
@@ -209,6 +216,45 @@ class KubernetesCluster:
         del exclude
         kubernetes_jobs.refuse_requeue(job)
         return ()
+
+    # Rehearsing -------------------------------------------------------------------------------------------------------
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Try everything that these calls need, and change nothing."""
+        del act  # the calls say it all
+        needed = kubernetes_checks.permissions(calls, self._lease.name if self._lease else "")
+        lease = (kubernetes_checks.check_lease(self.api, self._lease.path, self._lease.name),) if self._lease else ()
+        return (
+            kubernetes_checks.check_node(state),
+            *kubernetes_checks.check_permissions(self.api, needed, self._lease.name if self._lease else ""),
+            *kubernetes_checks.try_calls(self.api, calls),
+            self._check_census(),
+            *lease,
+        )
+
+    def _check_census(self) -> Check:
+        what = "size of the cluster"
+        try:
+            found = self.census()
+        except ClusterError as error:
+            return Check(what, "bad", one_line(str(error), 400), "let the controller list nodes")
+        if not found.total:
+            return Check(
+                what, "bad", f"no node has the labels {self._nodes!r}", "nodes = the labels of the nodes that train"
+            )
+        return Check(what, "good", f"{found.total} nodes, {found.out} of them out of service")
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Whether a job would go on without a node that is taken out."""
+        try:
+            one = kubernetes_jobs.named(job)
+            found = self.api.find(one.path)
+            inner = kubernetes_jobs.inner(self.api, one) if found else None
+        except (ClusterError, ConfigurationError) as error:
+            return (Check(f"job {job:.200}", "bad", one_line(str(error), 400)),)
+        if found is None:
+            return (Check(f"job {job}", "bad", "the cluster has no such job"),)
+        return kubernetes_job_checks.checks(one, found, inner, self._taint, evict=self._evict)
 
     # Leading ----------------------------------------------------------------------------------------------------------
 

@@ -183,6 +183,8 @@ class KubernetesApi:
         try:
             self._client.update_params_for_auth(headers, [], ["BearerToken"])
             status, content = self._exchange(what, method, url, headers, None if body is None else json.dumps(body))
+        except urllib3.exceptions.NewConnectionError as error:  # in some versions one of the time-outs
+            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}") from error
         except urllib3.exceptions.TimeoutError as error:
             raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:

@@ -121,11 +121,10 @@ def read(api: KubernetesApi, job: str) -> JobState:
         return JobState(job, "absent", f"this cluster has no objects of the kind {one.kind.title}", requeueable=False)
     if found is None:
         return JobState(job, "absent", requeueable=False)
-    inner = _inner(api, one)
-    return job_state(job, found, list(api.all(one.pods, one.selector)), inner)
+    return job_state(job, found, list(api.all(one.pods, one.selector)), inner(api, one))
 
 
-def _inner(api: KubernetesApi, one: Named) -> Mapping[str, Any] | None:
+def inner(api: KubernetesApi, one: Named) -> Mapping[str, Any] | None:
     """The JobSet of a TrainJob, which counts the restarts."""
     if one.kind is not KINDS["trainjob"]:
         return None

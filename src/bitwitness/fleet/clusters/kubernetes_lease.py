@@ -57,6 +57,7 @@ class Lease:
         found = _NAME.fullmatch(name)
         if found is None:
             raise ConfigurationError(f"cluster.lease reads NAMESPACE/NAME, not {name!r:.120}")
+        self.name = name
         self._namespace, self._name = found.groups()
         self._api, self._ticks = api, ticks
         self.identity = identity or own_identity()
@@ -98,7 +99,7 @@ class Lease:
                 continue  # somebody was faster: who?
             self._renewed, self._seen = began, None
             return ""
-        raise ClusterError(f"the lease {self._namespace}/{self._name} changes faster than it can be read")
+        raise ClusterError(f"the lease {self.name} changes faster than it can be read")
 
     def check(self) -> None:
         """Whether this process may act; a lease that grows old is renewed first.
@@ -109,11 +110,9 @@ class Lease:
         if not self.asked:
             return  # a person's command, which does not lead
         if self._age() >= DURATION:
-            raise ClusterError(
-                f"the lease {self._namespace}/{self._name} was not renewed for {DURATION} s: nothing is done without it"
-            )
+            raise ClusterError(f"the lease {self.name} was not renewed for {DURATION} s: nothing is done without it")
         if holder := self.leader():
-            raise ClusterError(f"{holder} leads on this cluster ({self._namespace}/{self._name}): nothing is done here")
+            raise ClusterError(f"{holder} leads on this cluster ({self.name}): nothing is done here")
 
     def resign(self) -> None:
         """Give it up, if this process has it, so that another one need not wait; never raises."""
@@ -162,7 +161,8 @@ class Lease:
                 "leaseDurationSeconds": duration,
                 "acquireTime": text(found, "spec", "acquireTime") if same else now,
                 "renewTime": now,
-                "leaseTransitions": (turns if isinstance(turns, int) else 0) + (0 if same or not holder else 1),
+                "leaseTransitions": (turns if isinstance(turns, int) else 0)
+                + (1 if found and holder and not same else 0),
             },
         }
 

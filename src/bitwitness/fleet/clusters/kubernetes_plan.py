@@ -169,12 +169,14 @@ def _show(node: str, state: NodeState, found: Suspicion) -> tuple[Call, ...]:
     shown = condition("True", text, "CorruptionAttributed", time)
     return (
         Call(("POST", f"/api/v1/namespaces/{EVENTS}/events"), happened),
-        _status(node, shown),
+        _status(node, state, shown),
     )
 
 
-def _status(node: str, shown: dict[str, Any]) -> Call:
-    return Call(("PATCH", f"/api/v1/nodes/{node}/status"), {"status": {"conditions": [shown]}})
+def _status(node: str, state: NodeState, shown: dict[str, Any]) -> Call:
+    """Conditions are merged by their type, so that those of others stay; a node that was made anew has another uid, and is refused."""
+    body = {"metadata": {"uid": state.more.get("uid")}, "status": {"conditions": [shown]}}
+    return Call(("PATCH", f"/api/v1/nodes/{node}/status"), body)
 
 
 def _evictions(state: NodeState) -> tuple[Call, ...]:
@@ -209,5 +211,5 @@ def _clear(node: str, state: NodeState, key: str) -> tuple[Call, ...]:
         made.append(_patch(node, state, meta, spec))
     if _condition(state).get("status") == "True":
         text, time = f"returned to service by {TAG} fleet clear", str(state.more.get("time", ""))
-        made.append(_status(node, condition("False", text, "Cleared", time)))
+        made.append(_status(node, state, condition("False", text, "Cleared", time)))
     return tuple(made)

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 _ENDED = ("Succeeded", "Failed")
 _MIRROR = "kubernetes.io/config.mirror"
-_PODS = 200
-"""Pods of a node that are kept; a kubelet takes 110 where nobody has raised it."""
+_PODS = 110
+"""Pods of a node that are kept at once, as many as a kubelet takes where nobody has raised it; what is left is found at the next look."""
 
 
 def part(found: Any, *keys: str) -> Mapping[str, Any]:
@@ -44,7 +44,9 @@ def condition_of(found: Any, kind: str) -> Mapping[str, Any]:
     return next((one for one in items(found, "status", "conditions") if one.get("type") == kind), {})
 
 
-def node_state(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], taint: str, now: datetime) -> NodeState:
+def node_state(
+    node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], taint: str, now: datetime, *, evict: bool = False
+) -> NodeState:
     """A node with the pods on it.
 
     Args:
@@ -52,6 +54,7 @@ def node_state(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], taint
         pods: that run there.
         taint: key of ours; "" for none.
         now: when it was looked at, which is kept: what is planned is stamped with it.
+        evict: whether its pods are to be evicted, and are kept therefore.
     """
     name = text(node, "metadata", "name")
     found = suspicion_of(text(node, "metadata", "annotations", SUSPECT))
@@ -79,7 +82,7 @@ def node_state(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], taint
             "annotation": text(node, "metadata", "annotations", SUSPECT),
             "label": text(node, "metadata", "labels", INCIDENT),
             "condition": dict(condition_of(node, CONDITION)),
-            "pods": [_pod(one) for one in work[:_PODS]],
+            "pods": [_pod(one) for one in work[:_PODS]] if evict else [],
             "time": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         },
     )
