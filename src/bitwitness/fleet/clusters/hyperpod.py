@@ -1,0 +1,392 @@
+"""SageMaker HyperPod: a scheduler that takes nodes out of service, and SageMaker's API that exchanges their machines.
+
+Two systems are put together: Kubernetes (EKS) or Slurm is asked about nodes and jobs, and takes a node out; SageMaker reboots and
+replaces its machine, and checks it. Where SageMaker cannot be asked, nodes can still be taken out, which is what protects jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters import hyperpod_check, hyperpod_plan
+from bitwitness.fleet.clusters import hyperpod_limits as limits
+from bitwitness.fleet.clusters.base import (
+    Act,
+    ActKind,
+    Call,
+    Census,
+    Check,
+    Cluster,
+    JobState,
+    Landed,
+    Led,
+    NodeState,
+    Troubled,
+    one_line,
+    valid_node,
+)
+from bitwitness.fleet.clusters.hyperpod_api import NotDone, SageMakerApi
+from bitwitness.fleet.clusters.hyperpod_names import (
+    RESOURCE_CONFIG,
+    Instance,
+    ResourceConfig,
+    address_of,
+    find,
+    instance_in,
+    is_called,
+    read_resource_config,
+)
+from bitwitness.fleet.clusters.hyperpod_plan import By, Seen, Way, together
+from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, LEAVING, MARK, PENDING, lacks_capacity
+
+_BY: dict[str, tuple[By, ...]] = {"eks": ("api", "labels"), "slurm": ("api", "reason")}
+_ONCE = 600.0
+"""Seconds in which the deep health check of a machine is not asked for a second time by one process: it shows after minutes."""
+_FRESH = 600.0
+"""Seconds for which what was read of a machine counts as what is wrong now."""
+
+
+class HyperPodCluster:
+    """A HyperPod cluster.
+
+    Args:
+        inner: its scheduler.
+        api: SageMaker.
+        by: how reboots and replacements are asked for: `api`; `labels` of a Kubernetes node; the `reason` of a Slurm node.
+        deep_health_check: checks of which a node that was taken out gets one round: `InstanceStress`, `InstanceConnectivity`.
+        orchestrator: `eks` or `slurm`; told from the scheduler where it is not given.
+        config: what a node's resource_config.json says.
+        script: shows the batch script of a Slurm job; None where nobody can.
+        ticks: seconds that pass, for tests.
+    """
+
+    name = "hyperpod"
+
+    def __init__(
+        self,
+        inner: Cluster,
+        api: SageMakerApi,
+        *,
+        by: By = "api",
+        deep_health_check: Sequence[str] = (),
+        orchestrator: str = "",
+        config: ResourceConfig | None = None,
+        script: Callable[[str], str] | None = None,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inner, self.api = inner, api
+        self.scheduler = inner.scheduler
+        self.orchestrator = orchestrator or ("eks" if inner.scheduler == "kubernetes" else "slurm")
+        if by not in _BY.get(self.orchestrator, ()):
+            allowed = ", ".join(_BY.get(self.orchestrator, ()))
+            raise ConfigurationError(
+                f"by = {by!r:.40} is not for {self.orchestrator!r:.40}: {allowed or 'eks or slurm'}"
+            )
+        self._way = Way(api.name, by, limits.checks(deep_health_check))
+        asked: tuple[ActKind, ...] = ("drain", "clear", "reboot", "replace")
+        self.acts: frozenset[ActKind] = frozenset(asked)
+        self._config, self._script, self._ticks = config or ResourceConfig(), script, ticks
+        self._lock = threading.Lock()
+        self._machines: dict[str, str] = {}
+        self._known: dict[str, tuple[Instance, float]] = {}
+        self._checked: dict[str, float] = {}
+        self._roles: dict[str, str] = {}
+        self._trouble, self._led = "", False
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    def look(self, node: str) -> NodeState:
+        """The node now, as its scheduler and SageMaker show it; where only the latter cannot be asked, that stands in it."""
+        inner = self.inner.look(valid_node(node))
+        seen = self._labels(node, inner)
+        named = instance_in(node)
+        try:
+            found = self._machine(node)
+            lost = inner.service == "absent" and bool(named)
+            missing = self._missing(named) if lost and (found is None or found.status in LEAVING) else ""
+            role = self._role(found.group) if found is not None else ""
+        except ClusterError as error:
+            self._trouble = one_line(f"SageMaker cannot be asked about machines: {error}", 500)
+            return together(inner, replace(seen, instance=named))
+        except ConfigurationError as error:
+            return together(inner, replace(seen, asked=True, why=one_line(str(error), 400)))
+        self._trouble = ""
+        if found is not None:
+            return together(inner, replace(seen.of(found), role=role), missing)
+        return together(inner, replace(seen, asked=True, instance=named, status="NotFound" if named else ""), missing)
+
+    def _labels(self, node: str, inner: NodeState) -> Seen:
+        """What stands on a Kubernetes node in HyperPod's words and ours."""
+        kube = getattr(self.inner, "api", None)
+        if self.inner.scheduler != "kubernetes" or kube is None or inner.service == "absent":
+            return Seen()
+        found = kube.find(f"/api/v1/nodes/{node}") or {}
+        meta = found.get("metadata") or {}
+        labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+        return Seen(
+            health=str(labels.get(HEALTH_LABEL) or ""),
+            check=str(labels.get(CHECK_LABEL) or ""),
+            mark=str(notes.get(MARK) or ""),
+            uid=str(meta.get("uid") or ""),
+        )
+
+    def _machine(self, node: str) -> Instance | None:
+        """The machine that a node is now; None where there is none.
+
+        Raises:
+            ClusterError: SageMaker cannot be asked.
+            ConfigurationError: it cannot be told.
+        """
+        named = instance_in(node)
+        guess = named or self._machines.get(node) or self._config.addresses.get(address_of(node), "")
+        found = self.api.instance(guess) if guess else None
+        if found is not None and (named or (is_called(found, node) and found.status == "Running")):
+            return self._remember(node, found)
+        if named:
+            return None
+        self._machines.pop(node, None)
+        listed = find(node, self.api.instances())
+        return None if listed is None else self._remember(node, self.api.instance(listed.id) or listed)
+
+    def _remember(self, node: str, found: Instance) -> Instance:
+        with self._lock:
+            self._machines[node] = found.id
+            self._known[found.id] = (found, self._ticks())
+        return found
+
+    def _role(self, group: str) -> str:
+        """On Slurm, what the machines of a group are: `Controller`, `Login` or `Compute`; "" where it is not told."""
+        if self.orchestrator != "slurm":
+            return ""
+        if group not in self._roles:
+            self._roles = {group: ""} | {one.name: one.role for one in self.api.cluster().groups}
+        return self._roles[group]
+
+    def _missing(self, instance: str) -> str:
+        """What is said of the group of a machine that is gone, as long as it has not all its machines again."""
+        groups = {one.name: one.target for one in self.api.cluster().groups}
+        known = self._known.get(instance)
+        wanted = {known[0].group} & set(groups) if known is not None else set(groups)
+        listed = self.api.instances()
+        now = self._ticks()
+        with self._lock:
+            self._known |= {one.id: (one, now) for one in listed if one.group in wanted or one.message}
+        for group in sorted(wanted or groups):
+            running = sum(one.group == group and one.status == "Running" for one in listed)
+            if running < groups[group]:
+                return f"a machine in its place: group {group} has {running} of {groups[group]} running"
+        return ""
+
+    def census(self) -> Census:
+        """The size of the cluster now, as its scheduler counts it."""
+        return self.inner.census()
+
+    def troubles(self) -> Mapping[str, str]:
+        """What is wrong: SageMaker cannot be asked, machines that fail for want of capacity, and what the scheduler says."""
+        now = self._ticks()
+        found: dict[str, str] = {}
+        if isinstance(self.inner, Troubled):
+            found.update(self.inner.troubles())
+        if self._trouble:
+            found["sagemaker"] = self._trouble
+        with self._lock:
+            known = [one for one, when in self._known.values() if now - when < _FRESH]
+        for one in known:
+            if one.message and lacks_capacity(one.message) and one.status != "Running":
+                found[f"capacity:{one.group}"] = (
+                    f"instance group {one.group}: {one.id or 'a machine'} is {one.status}: {one_line(one.message, 300)}. Trying again "
+                    "does not heal this: free or raise the quota, or ask AWS for capacity"
+                )
+        return found
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+        """The exact calls of an act; none where it has landed already."""
+        return hyperpod_plan.plan(act, state, self.inner, self._way)
+
+    def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
+        """Whether an act has happened, by what the node and its machine show now."""
+        return hyperpod_plan.landed(act, before, now, self.inner, self._way)
+
+    def rest(self, act: Act, now: NodeState) -> tuple[Call, ...]:
+        """What is left of an act that has landed."""
+        return hyperpod_plan.rest(act, now, self.inner, self._way)
+
+    def carry_out(self, call: Call) -> str:
+        """Do it, once; what was answered.
+
+        Raises:
+            ClusterError: refused, also where SageMaker answers with a success and says that it did nothing.
+            ConfigurationError: it is no call of this cluster.
+        """
+        if call.words[:1] == ("sagemaker",):
+            self._must_lead()
+            return self._sagemaker(call)
+        if _is_ours(call):
+            self._must_lead()
+            getattr(self.inner, "api").ask(*call.words, body=call.body, query={"fieldManager": "bitwitness"})  # noqa: B009
+            return "done"
+        return self.inner.carry_out(call)
+
+    def _sagemaker(self, call: Call) -> str:
+        checked = ""
+        if call.words[1:] == ("StartClusterHealthCheck",):
+            checked = str(call.body)
+            since = self._checked.get(checked)
+            if since is not None and self._ticks() - since < _ONCE:
+                return f"it was asked for {self._ticks() - since:.0f} s ago, and need not show yet"
+        try:
+            said = self.api.carry_out(call)
+        except NotDone as error:
+            # An id names one machine: one that was there and is not is gone, which is what was asked for.
+            failed = [one.node for one in error.answer.failed]
+            if call.words[1] == "BatchReplaceClusterNodes" and error.gone and all(one in self._known for one in failed):
+                return f"{', '.join(failed)}: no more in the cluster"
+            raise
+        if checked:
+            self._checked[checked] = self._ticks()
+        return said
+
+    # Leading ----------------------------------------------------------------------------------------------------------
+
+    def leader(self) -> str:
+        """As the scheduler's cluster has it; "" where it keeps no lease."""
+        self._led = True
+        return self.inner.leader() if isinstance(self.inner, Led) else ""
+
+    def resign(self) -> None:
+        """Give the lead up."""
+        if isinstance(self.inner, Led):
+            self.inner.resign()
+
+    def _must_lead(self) -> None:
+        if self._led and (other := self.leader()):
+            raise ClusterError(f"{other} leads: nothing is asked of SageMaker by this process")
+
+    # Jobs and rehearsals ----------------------------------------------------------------------------------------------
+
+    def job(self, job: str) -> JobState:
+        """A job now."""
+        return self.inner.job(job)
+
+    def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
+        """The exact calls that start a job again without these nodes."""
+        return self.inner.plan_requeue(job, exclude)
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Try everything that an act needs of SageMaker and of the scheduler, and change nothing."""
+        return hyperpod_check.check(self, self._way, act, state, calls)
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Whether a job would go on without a node that is taken out, and what HyperPod's auto-resume makes of it."""
+        return hyperpod_check.check_job(self, job, self._script)
+
+
+def _is_ours(call: Call) -> bool:
+    """Whether it is a patch of a Kubernetes node that says something in HyperPod's words, or notes a deep health check."""
+    meta = call.body.get("metadata") if isinstance(call.body, Mapping) and set(call.body) == {"metadata"} else None
+    if call.words[:1] != ("PATCH",) or len(call.words) != 2 or not isinstance(meta, Mapping) or not meta.get("uid"):
+        return False
+    labels, notes = meta.get("labels"), meta.get("annotations")
+    if set(meta) == {"uid", "labels"} and isinstance(labels, Mapping):
+        return set(labels) == {HEALTH_LABEL} and labels[HEALTH_LABEL] in PENDING.values()
+    return set(meta) == {"uid", "annotations"} and isinstance(notes, Mapping) and set(notes) == {MARK}
+
+
+_SETTINGS = frozenset(
+    {
+        "kind",
+        "cluster_name",
+        "region",
+        "profile",
+        "orchestrator",
+        "by",
+        "deep_health_check",
+        "endpoint_url",
+        "timeout",
+        "resource_config",
+        "kubernetes",
+        "slurm",
+    }
+)
+
+
+def from_settings(settings: Mapping[str, Any]) -> HyperPodCluster:
+    """The cluster that the table `cluster` of a policy describes.
+
+    Raises:
+        ConfigurationError: a setting is unknown or has an impossible value; no cluster or no region is named.
+    """
+    if unknown := sorted(set(settings) - _SETTINGS):
+        known = ", ".join(sorted(_SETTINGS))
+        raise ConfigurationError(f"unknown settings of a HyperPod cluster: {', '.join(unknown)}; known: {known}")
+    names = ("cluster_name", "region", "profile", "orchestrator", "by", "endpoint_url", "resource_config")
+    texts = {name: settings.get(name, "") for name in names}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise ConfigurationError(f"cluster.{name} is a text, not {value!r:.80}")
+    timeout, checks = settings.get("timeout", 30.0), settings.get("deep_health_check", [])
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
+        raise ConfigurationError(f"cluster.timeout is a number of seconds, not {timeout!r:.80}")
+    if not isinstance(checks, list | tuple) or not all(isinstance(one, str) for one in checks):
+        raise ConfigurationError(f"cluster.deep_health_check is a list of names, not {checks!r:.80}")
+    orchestrator, by = texts["orchestrator"], texts["by"] or "api"
+    if orchestrator not in _BY:
+        raise ConfigurationError(f'cluster.orchestrator is "eks" or "slurm", not {orchestrator!r:.40}')
+    if by not in _BY[orchestrator]:
+        raise ConfigurationError(f"cluster.by = {by!r:.40} is not for {orchestrator}: {', '.join(_BY[orchestrator])}")
+    limits.checks(checks)
+    config = read_resource_config(Path(texts["resource_config"]) if texts["resource_config"] else RESOURCE_CONFIG)
+    name = texts["cluster_name"] or config.name
+    if not name:
+        raise ConfigurationError("which HyperPod cluster? cluster_name = ..., or its resource_config.json")
+    api = SageMakerApi(
+        name,
+        region=texts["region"],
+        profile=texts["profile"],
+        endpoint_url=texts["endpoint_url"],
+        timeout=float(timeout),
+        arn=config.arn if config.name == name else "",
+    )
+    inner, script = _inner(orchestrator, settings, by=by, timeout=timeout)
+    return HyperPodCluster(
+        inner, api, by=by, deep_health_check=checks, orchestrator=orchestrator, config=config, script=script
+    )
+
+
+def _inner(
+    orchestrator: str, settings: Mapping[str, Any], *, by: str, timeout: float
+) -> tuple[Cluster, Callable[[str], str] | None]:
+    """The scheduler, and what shows the script of a job of Slurm's."""
+    own, other = ("kubernetes", "slurm") if orchestrator == "eks" else ("slurm", "kubernetes")
+    table = settings.get(own, {})
+    if settings.get(other):
+        raise ConfigurationError(f"cluster.{other} is not for orchestrator = {orchestrator!r}")
+    if not isinstance(table, Mapping):
+        raise ConfigurationError(f"cluster.{own} is a table, not {table!r:.80}")
+    if "hyperpod" in table or "kind" in table:
+        raise ConfigurationError(
+            f"cluster.{own} is about the scheduler only: kind and hyperpod are set here (by = ...)"
+        )
+    inner = {"timeout": timeout, **table, "kind": own}
+    if own == "kubernetes":
+        from bitwitness.fleet.clusters.kubernetes import from_settings as kubernetes  # noqa: PLC0415 - needs the extra
+
+        return kubernetes(inner), None
+    from bitwitness.fleet.clusters import slurm_command  # noqa: PLC0415
+    from bitwitness.fleet.clusters.slurm import from_settings as slurm  # noqa: PLC0415
+
+    def script(job: str) -> str:
+        said = slurm_command.run(("scontrol", "write", "batch_script", job, "-"), timeout)
+        if said.code:
+            raise ClusterError(f"scontrol write batch_script {job}: {one_line(said.err or said.out)}")
+        return said.out
+
+    return slurm({**inner, "hyperpod": by == "reason"}), None if table.get("rest") else script

@@ -1,0 +1,315 @@
+"""What has to be asked for an act on HyperPod, whether it has happened, and what is left of it: pure.
+
+The scheduler takes the node out of service first; only then SageMaker is asked, for the machine by its own id. That id was seen when
+the node was looked at, and it names one machine and never another: what has taken its place cannot be hit by a plan that is
+old. A machine that was launched after the incident is not the one that was blamed, and is neither replaced nor rebooted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from bitwitness.errors import ConfigurationError
+from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Landed, NodeState, valid_node
+from bitwitness.fleet.clusters.hyperpod_names import Instance
+from bitwitness.fleet.clusters.hyperpod_words import CHECKING, HEALTH_LABEL, LEAVING, MARK, MARKED, PENDING
+
+By = Literal["api", "labels", "reason"]
+
+_KEY = "hyperpod"
+_OUT = ("out", "draining")
+_BATCH = {"replace": "BatchReplaceClusterNodes", "reboot": "BatchRebootClusterNodes"}
+_INCIDENT = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-z]+")
+_BOOTED = timedelta(seconds=60)
+"""Two times of boot further apart are two boots; Slurm computes them anew from the uptime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a cluster is asked.
+
+    Attributes:
+        cluster: name or ARN of the HyperPod cluster.
+        by: through its API, by labels of the Kubernetes node, or by the reason of the Slurm node.
+        checks: deep health checks that a node that was taken out gets.
+    """
+
+    cluster: str
+    by: By = "api"
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What SageMaker and HyperPod's labels say of a node, beside what its scheduler says.
+
+    Attributes:
+        instance, group, status, message, launched: as in `hyperpod_names.Instance`; "" where it has no machine.
+        role: of its group on Slurm: `Controller`, `Login`, `Compute` or "".
+        asked: whether SageMaker has answered.
+        why: why no machine could be told; "" where one could, or where there is none.
+        health, check: values of HyperPod's labels.
+        mark: because of which incident a deep health check was asked for.
+        uid: of the Kubernetes node.
+        raw, awaits, machine: what the scheduler said, before it was put together with this.
+    """
+
+    instance: str = ""
+    group: str = ""
+    status: str = ""
+    message: str = ""
+    launched: str = ""
+    role: str = ""
+    asked: bool = False
+    why: str = ""
+    health: str = ""
+    check: str = ""
+    mark: str = ""
+    uid: str = ""
+    raw: str = ""
+    awaits: str = ""
+    machine: str = ""
+
+    def of(self, instance: Instance) -> Seen:
+        """The same of a machine."""
+        return replace(
+            self,
+            instance=instance.id,
+            group=instance.group,
+            status=instance.status,
+            message=instance.message,
+            launched=instance.launched,
+            asked=True,
+        )
+
+
+# Putting together ------------------------------------------------------------------------------------------------------
+
+
+def together(inner: NodeState, seen: Seen, missing: str = "") -> NodeState:
+    """A node as the scheduler and SageMaker show it.
+
+    Args:
+        inner: what the scheduler shows.
+        seen: what SageMaker shows.
+        missing: what is said of a replacement that has not come yet, of a node that is gone.
+    """
+    kept = replace(seen, raw=inner.raw, awaits=inner.awaits, machine=inner.instance)
+    status = f"{seen.status}{f': {seen.message}' if seen.message else ''}" if seen.status else ""
+    machine = f"{seen.instance} {status}".strip() or seen.why or ("no machine" if seen.asked else "machine not known")
+    health = f", {seen.health}" if seen.health and seen.health != "Schedulable" else ""
+    check = f", deep health check {seen.check}" if seen.check and seen.mark else ""
+    return replace(
+        inner,
+        raw=f"{inner.raw or inner.service} ({machine}{health}{check})",
+        instance=seen.instance,
+        awaits=inner.awaits or missing or _awaits(inner, seen),
+        more={**inner.more, _KEY: asdict(kept)},
+    )
+
+
+def _awaits(inner: NodeState, seen: Seen) -> str:
+    """What is still to happen to the machine of a node that is out; one that is in service awaits nothing."""
+    if inner.service not in _OUT:
+        return ""
+    if not seen.asked:
+        return "an answer of SageMaker"
+    if seen.health in PENDING.values():
+        return seen.health
+    if not seen.instance:
+        return seen.why or "a machine"
+    # A deep health check is no step of a replacement unless the machine is new, and then it is waited for as well.
+    return "" if seen.status == "Running" else f"{seen.instance} is {seen.status or 'unknown'}"
+
+
+def seen_in(state: NodeState) -> Seen:
+    """What `together` has kept."""
+    kept = state.more.get(_KEY)
+    return (
+        Seen(**kept) if isinstance(kept, Mapping) else Seen(raw=state.raw, awaits=state.awaits, machine=state.instance)
+    )
+
+
+def inner_of(state: NodeState) -> NodeState:
+    """The node as its scheduler showed it."""
+    seen = seen_in(state)
+    more = {key: value for key, value in state.more.items() if key != _KEY}
+    return replace(state, raw=seen.raw, awaits=seen.awaits, instance=seen.machine, more=more)
+
+
+# Planning --------------------------------------------------------------------------------------------------------------
+
+
+def plan(act: Act, state: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
+    """The exact calls of an act; none where it has landed already.
+
+    Raises:
+        ConfigurationError: it cannot be done, or which machine is meant cannot be told.
+    """
+    node = valid_node(act.node)
+    if state.node != node:
+        raise ConfigurationError(f"the state of {state.node!r:.80} was given for an act on {node}")
+    before = inner_of(state)
+    if act.kind in ("drain", "clear"):
+        return inner.plan(act, before)
+    if act.kind not in _BATCH:
+        raise ConfigurationError(f"HyperPod cannot {act.kind} a node")
+    if state.service == "absent":
+        raise ConfigurationError(f"the cluster has no node {node}: nothing is done")
+    seen = seen_in(state)
+    if act.kind == "replace" and state.service in _OUT and _is_going(seen):
+        return _left(act, before, inner)  # the machine is on its way out already
+    _check_blame(act, seen)
+    if seen.role in ("Controller", "Login"):
+        raise ConfigurationError(
+            f"{node} is in {seen.group}, a {seen.role} group: HyperPod does not {act.kind} these for us"
+        )
+    if way.by == "reason":
+        return inner.plan(act, before)
+    if state.service in _OUT and not state.ours:
+        raise ConfigurationError(
+            f"{node} was taken out by {state.reason_by or 'somebody else'} ({state.reason or 'no reason'!r:.200}): it is theirs"
+        )
+    first = _left(act, before, inner) if state.service in _OUT else inner.plan(replace(act, kind="drain"), before)
+    if not seen.instance:
+        if seen.asked:
+            raise ConfigurationError(f"{node}: {seen.why or 'SageMaker has no machine of this name'}: nothing is done")
+        if not first:
+            raise ConfigurationError(f"{node}: SageMaker has not said which machine it is: nothing more is done yet")
+        return first  # to be out of service is what protects jobs; which machine it is is asked again
+    return (*first, _ask(act, seen, way))
+
+
+def _left(act: Act, inner: NodeState, cluster: Cluster) -> tuple[Call, ...]:
+    """What is left of taking the node out."""
+    return cluster.rest(replace(act, kind="drain"), inner) if isinstance(cluster, Finishing) else ()
+
+
+def _ask(act: Act, seen: Seen, way: Way) -> Call:
+    """The request itself. A machine that is named by its id is replaced once however often it is asked for; a reboot is not."""
+    again = act.kind == "replace"
+    if way.by == "labels":
+        body: dict[str, object] = {"metadata": {"uid": seen.uid, "labels": {HEALTH_LABEL: PENDING[act.kind]}}}
+        return Call(("PATCH", f"/api/v1/nodes/{act.node}"), body, repeatable=again)
+    body = {"ClusterName": way.cluster, "NodeIds": [seen.instance]}
+    return Call(("sagemaker", _BATCH[act.kind]), body, repeatable=again)
+
+
+def _check_blame(act: Act, seen: Seen) -> None:
+    """A name of a node says which machine it is only now.
+
+    Raises:
+        ConfigurationError: its machine came after the incident.
+    """
+    found = found_at(act.incident)
+    if found is not None and seen.launched and datetime.fromisoformat(seen.launched) > found:
+        raise ConfigurationError(
+            f"{act.node} is {seen.instance} now, which was launched at {seen.launched}, after the incident {act.incident}: it is "
+            f"not the machine that was blamed, and is not to {act.kind}"
+        )
+
+
+def found_at(incident: str) -> datetime | None:
+    """When an incident was, by its id; None where the id does not say."""
+    match = _INCIDENT.fullmatch(incident)
+    return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC) if match else None
+
+
+# Telling ---------------------------------------------------------------------------------------------------------------
+
+
+def landed(act: Act, before: NodeState, now: NodeState, inner: Cluster, way: Way) -> Landed:
+    """Whether an act that was intended at `before` has happened, by what the node shows now."""
+    was, seen = seen_in(before), seen_in(now)
+    if act.kind == "replace" and was.instance and seen.instance and was.instance != seen.instance:
+        return "yes"
+    if act.kind in ("drain", "clear") or way.by == "reason":
+        return inner.landed(act, inner_of(before), inner_of(now))
+    if act.kind == "replace" and now.service == "absent":
+        return "yes" if was.instance and was.asked and seen.asked and _is_going(seen) else "unknown"
+    if now.service in ("absent", "unknown"):
+        return "unknown"
+    if now.service not in _OUT:
+        return "no"
+    if seen.health == PENDING.get(act.kind):
+        return "yes"
+    if act.kind == "replace":
+        if not seen.asked or seen.why:
+            return "unknown"
+        return "yes" if was.instance and _is_going(seen) else "no"
+    if was.instance and seen.instance == was.instance and seen.status in LEAVING:
+        return "yes"
+    rebooted = _is_rebooted(before.booted, now.booted)
+    return "unknown" if rebooted is None else "yes" if rebooted else "no"
+
+
+def _is_going(seen: Seen) -> bool:
+    """Whether SageMaker shows that the machine of a node goes, or that there is none."""
+    return seen.asked and not seen.why and (not seen.instance or seen.status in LEAVING)
+
+
+def _is_rebooted(before: str, now: str) -> bool | None:
+    if not before or not now:
+        return None
+    try:
+        return abs(datetime.fromisoformat(now) - datetime.fromisoformat(before)) > _BOOTED
+    except (ValueError, TypeError):
+        return before != now
+
+
+# What is left ----------------------------------------------------------------------------------------------------------
+
+
+def rest(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
+    """What is left of an act that has landed: none where the node is in service again, or is not ours."""
+    before = inner_of(now)
+    if act.kind == "clear" or now.service not in _OUT or not now.ours:
+        return ()
+    left = _left(act, before, inner)
+    return (*left, *_checks(act, now, inner, way)) if act.kind == "drain" else left
+
+
+def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
+    """The deep health check, once: asked for where no job runs any more, and noted on the node.
+
+    It has no id by which it could be found again. Where a process is killed between asking and noting, the status tells that
+    it runs, and only the note is left to be made.
+    """
+    seen = seen_in(now)
+    if not way.checks or now.service != "out" or is_marked(act, now) or not seen.instance or not seen.group:
+        return ()
+    found = found_at(act.incident)
+    if found is not None and seen.launched and datetime.fromisoformat(seen.launched) > found:
+        return ()  # another machine, of which nothing is known
+    mark = _mark(act, now, inner)
+    if seen.status == CHECKING or seen.check == "InProgress":
+        return mark
+    if seen.status != "Running" or seen.health in PENDING.values():
+        return ()
+    group: dict[str, object] = {
+        "InstanceGroupName": seen.group,
+        "InstanceIds": [seen.instance],
+        "DeepHealthChecks": list(way.checks),
+    }
+    body: dict[str, object] = {"ClusterName": way.cluster, "DeepHealthCheckConfigurations": [group]}
+    return (Call(("sagemaker", "StartClusterHealthCheck"), body), *mark)
+
+
+def is_marked(act: Act, now: NodeState) -> bool:
+    """Whether the deep health check of a node was asked for because of this incident."""
+    seen = seen_in(now)
+    return seen.mark == (act.incident or "by-hand") or MARKED in now.reason
+
+
+def _mark(act: Act, now: NodeState, inner: Cluster) -> tuple[Call, ...]:
+    """An annotation, or on a scheduler that has none the same drain with the words in its reason."""
+    seen = seen_in(now)
+    if seen.uid:
+        body = {"metadata": {"uid": seen.uid, "annotations": {MARK: act.incident or "by-hand"}}}
+        return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), body),)
+    as_if = replace(inner_of(now), service="in", raw="IDLE", reason="", awaits="")
+    return inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
