@@ -11,6 +11,7 @@ _COMMANDS = {
     "agent": "bitwitness.cli.fleet_agent",
     "clear": "bitwitness.cli.fleet_clear",
     "history": "bitwitness.cli.fleet_history",
+    "rehearse": "bitwitness.cli.fleet_rehearse",
     "send": "bitwitness.cli.fleet_send",
     "signals": "bitwitness.cli.fleet_signals",
     "status": "bitwitness.cli.fleet_status",

@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from bitwitness.fleet.clusters.base import (
     ActKind,
     Call,
     Census,
+    Check,
     JobState,
     Landed,
     NodeState,
@@ -188,6 +190,8 @@ class FakeCluster:
             made = [kind, name, self._clock().isoformat(), "refused"]
             world["calls"].append(made)
             _refuse(world, name)
+            if kind in world["faults"].get("forbidden", ()):
+                raise ClusterError(f"fake {kind} {name}: forbidden, as it was told")
             if kind == "requeue":
                 _requeue(world, name, rest[1])
             elif kind == "release":
@@ -218,6 +222,41 @@ class FakeCluster:
             node.update(booted=f"{node['booted']}+")
         elif kind == "replace":
             node.update(instance=f"{node['instance']}+", booted=f"{node['booted']}+")
+
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes."""
+        with self._changing() as world:
+            _reachable(world)
+            return tuple(world["nodes"])
+
+    # What is tried without changing anything ---------------------------------------------------------------------------
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act: out with our reason and all marks, or in again."""
+        if act.kind == "clear":
+            return replace(state, service="in", raw="IDLE", reason="", reason_by="", more={})
+        reason = one_line(f"{act.tag}: {act.reason}")
+        more = {"marks": list(self._marks)}
+        return replace(state, service="out", raw="DRAINED", reason=reason, reason_by="bitwitness", more=more)
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Whether what is called is among what was forbidden."""
+        kinds = tuple(dict.fromkeys(call.words[1] for call in calls))
+        with self._changing() as world:
+            forbidden = [kind for kind in kinds if kind in world["faults"].get("forbidden", ())]
+        what = f"right to {act.kind}"
+        if forbidden:
+            remedy = "have it allowed: this is a fake cluster, in which a test has forbidden it"
+            return (Check(what, "bad", f"forbidden: {', '.join(forbidden)}", remedy),)
+        return (Check(what, "good", f"allowed: {', '.join(kinds)}"),)
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Whether it may be started again."""
+        now = self.job(job)
+        if not now.requeueable or now.held:
+            why = "a person holds it" if now.held else "it must not be started again"
+            return (Check(f"go on without the node: {job}", "bad", why, "submit it anew"),)
+        return (Check(f"go on without the node: {job}", "good", "it may be started again"),)
 
     # What a test tells it ---------------------------------------------------------------------------------------------
 
@@ -250,6 +289,10 @@ class FakeCluster:
     def refuse(self, times: int, node: str = "") -> None:
         """Refuse the next calls, of one node or of any."""
         self._tell("refuse", [times, node])
+
+    def forbid(self, *kinds: str) -> None:
+        """Refuse all calls of these kinds; none: forbid nothing."""
+        self._tell("forbidden", list(kinds))
 
     def unreachable(self, on: bool = True) -> None:
         """Answer nothing, or answer again."""

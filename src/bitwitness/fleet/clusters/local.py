@@ -9,6 +9,7 @@ runs that can be read, if one of them has it. Only the run of the incident itsel
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from bitwitness.fleet.clusters.base import (
     ActKind,
     Call,
     Census,
+    Check,
     JobState,
     Landed,
     NodeState,
@@ -135,6 +137,33 @@ class LocalCluster:
         except (BitwitnessError, OSError) as error:
             raise ClusterError(f"{call}: {error}") from error
         return f"{run}: {', '.join(names)} must not join"
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of all runs that can be read."""
+        return tuple(dict.fromkeys(node for one in self._read() for node, _ in one.places))
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Whether the quarantine of each run can be changed by this user."""
+        found = []
+        for run in dict.fromkeys(Path(call.words[3]) for call in calls):
+            what = f"right to change {run / 'quarantine.json'}"
+            file = run / "quarantine.json"
+            if os.access(run, os.W_OK | os.X_OK) and (not file.exists() or os.access(file, os.R_OK)):
+                found.append(Check(what, "good", "this user may"))
+            else:
+                remedy = "run the controller as a user who may write into the run, such as its owner"
+                found.append(Check(what, "bad", f"uid {os.geteuid()} may not write there", remedy))
+        return tuple(found)
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Nothing is started again by the controller here."""
+        return (
+            Check(
+                f"go on without the node: {job}",
+                "unknown",
+                "a quarantine knows no jobs: `bitwitness run` goes on by itself",
+            ),
+        )
 
     def _deny(self, files: RunFiles, devices: Sequence[str], reason: str) -> None:
         homes = {device: node for node, device in _places(files)}

@@ -11,13 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import slurm_plan, slurm_text
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, JobState, Landed, NodeState, one_line
+from bitwitness.fleet.clusters import slurm_check, slurm_plan, slurm_text
+from bitwitness.fleet.clusters.base import (
+    Act,
+    ActKind,
+    Call,
+    Census,
+    Check,
+    Cluster,
+    JobState,
+    Landed,
+    NodeState,
+    one_line,
+)
 from bitwitness.fleet.clusters.slurm_command import Answer, Runner, run
 from bitwitness.fleet.clusters.slurm_names import job_id, node_name
 from bitwitness.fleet.clusters.slurm_states import flags_of
 
 _SETTINGS = {"kind", "hyperpod", "timeout", "rest", "user", "token_file", "version"}
+_CALLS = ("update", "reboot", "requeuehold", "release")
 _HOLDS_JOBS = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -88,10 +100,31 @@ class SlurmCluster:
             ClusterError: it refused, with its words.
             ConfigurationError: it is no call of this cluster.
         """
-        if not call.words or call.words[0] != "scontrol" or call.body is not None:
+        if (
+            call.words[:1] != ("scontrol",)
+            or call.words[1:2] not in {(one,) for one in _CALLS}
+            or call.body is not None
+        ):
             raise ConfigurationError(f"not a command of Slurm's: {call}")
         said = self._ask(*call.words)
         return one_line(_good(said, str(call)) + said.err)
+
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes."""
+        said = self._ask("sinfo", "--all", "--Node", "--noheader", "--Format=NodeList:256")
+        return slurm_check.names(_good(said, "sinfo"))
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Whether Slurm answers, lets us do it, and is set up for it."""
+        return slurm_check.check(self._ask, act, hyperpod=self._hyperpod)
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """Whether a job would go on without one of its nodes."""
+        return slurm_check.check_job(self._ask, self.job(job))
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act."""
+        return slurm_check.foreseen(act, state, hyperpod=self._hyperpod)
 
     def _ask(self, *words: str) -> Answer:
         return self._run(words, self._timeout)
@@ -106,7 +139,7 @@ def acts_of(*, hyperpod: bool) -> frozenset[ActKind]:
 def command_of(change: slurm_plan.Change) -> Call:
     """The command for a change."""
     if change.reboot:
-        words = ("scontrol", "reboot", "ASAP", f"nextstate={change.state}", f"reason={change.reason}", change.node)
+        words: tuple[str, ...] = ("scontrol", "reboot", "ASAP", f"nextstate={change.state}", f"reason={change.reason}", change.node)
         return Call(words, repeatable=False)
     if change.state == "FAIL":  # spelt as HyperPod's documentation does
         words = ("scontrol", "update", f"node={change.node}", "state=fail", f"reason={change.reason}")

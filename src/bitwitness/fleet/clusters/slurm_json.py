@@ -98,6 +98,15 @@ def census(answer: Any) -> Census:
     return Census(total=len(there), out=sum(away(flags) for flags in there))
 
 
+def names(answer: Any) -> tuple[str, ...]:
+    """The names of all nodes, from the same.
+
+    Raises:
+        ClusterError: it is not that.
+    """
+    return tuple(name for record in _records(answer, "nodes") if (name := _text(record.get("name"))))
+
+
 def errors_of(answer: Any) -> list[tuple[int | None, str]]:
     """The errors that an answer holds: number and words."""
     found = answer.get("errors") if isinstance(answer, Mapping) else None

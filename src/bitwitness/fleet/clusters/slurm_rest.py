@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import slurm_json, slurm_plan
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, JobState, Landed, NodeState, one_line
+from bitwitness.fleet.clusters import slurm_check, slurm_json, slurm_plan
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Check, JobState, Landed, NodeState, one_line
 from bitwitness.fleet.clusters.slurm import SlurmCluster, acts_of, command_of
 from bitwitness.fleet.clusters.slurm_arrays import array_of
 from bitwitness.fleet.clusters.slurm_command import Runner, run
@@ -128,6 +128,29 @@ class SlurmRest:
         status, answer = self._http.ask("POST", call.words[1].removeprefix(self._http.where), call.body)
         self._good(status, answer, call.words[1])
         return f"HTTP {status}"
+
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes."""
+        return slurm_json.names(self._found(self._path("nodes" if self._number < _TRIED - 2 else "nodes/")))
+
+    def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
+        """Whether what is called by commands would be let through; slurmrestd tells nobody's rights."""
+        found: tuple[Check, ...] = ()
+        if any(call.words[0] == "POST" for call in calls):
+            text = f"slurmrestd answers in {self.version}, and tells nobody what the owner of a token may do"
+            remedy = "see that it is SlurmUser, root or an administrator: sacctmgr show user NAME format=AdminLevel"
+            found = (Check(f"right to {act.kind}", "unknown", text, remedy),)
+        if any(call.words[0] == "scontrol" for call in calls):
+            found = (*found, *self._commands.check(act, state, calls))
+        return found
+
+    def check_job(self, job: str) -> tuple[Check, ...]:
+        """As for `SlurmCluster`: jobs are started again by commands."""
+        return self._commands.check_job(job)
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act."""
+        return slurm_check.foreseen(act, state, hyperpod=self._hyperpod)
 
     @property
     def _number(self) -> int:
