@@ -53,6 +53,7 @@ _BEFORE, _BY_HAND = "quarantineHealthEventCordonPreExisting", "quarantinedNodeUn
 _MESSAGE = 700
 """Characters: what NVSentinel puts into a condition is cut at 1,024, with codes and devices before it."""
 _MOST_DEVICES = 64
+_TODO = "A diagnostic that passes is no reason to return the node: bitwitness fleet clear returns it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +192,8 @@ def entities_of(devices: Sequence[str]) -> tuple[Entity, ...]:
 def _message(what: Suspicion) -> str:
     devices = f" on {', '.join(what.devices[:4])}" if what.devices else ""
     more = f" and {len(what.devices) - 4} more" if len(what.devices) > 4 else ""
-    todo = "Do not return the node because a diagnostic passes; bitwitness fleet clear returns it"
-    return _clean(f"silent data corruption{devices}{more}, incident {what.incident}: {what.reason}", len(todo) + 2) + (
-        f". {todo}"
-    )
+    said = f"silent data corruption{devices}{more}, incident {what.incident}: {what.reason}"
+    return f"{_clean(said, len(_TODO) + 2)}. {_TODO}"
 
 
 def _clean(text: str, reserved: int = 0) -> str:

@@ -51,7 +51,12 @@ class Connector:
     def __init__(self, socket: str, timeout: float = 10.0) -> None:
         path = socket.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
-        if not path.startswith("/") or path.endswith("/") or any(not one.isprintable() for one in path):
+        if (
+            not path.startswith("/")
+            or path.startswith("//")
+            or path.endswith("/")
+            or any(not one.isprintable() for one in path)
+        ):
             raise ConfigurationError(f"NVSentinel's socket is an absolute path, not {socket!r:.200}")
         if len(path.encode()) > _LONGEST_PATH:
             raise ConfigurationError(
