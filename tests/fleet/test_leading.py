@@ -47,6 +47,10 @@ def test_who_does_not_lead_does_nothing_until_it_does(play: Rehearsal) -> None:
     assert play.told() == []
     assert len(play.trail("stands by")) == 1
     assert "bitwitness-fleet-7d9f leads" in report(play.state).text
+    cluster.away = True  # nobody can say: it is as it was
+    play.rounds(2)
+    assert play.told() == []
+    cluster.away = False
     cluster.holder = ""
     play.rounds(2)
     assert cluster.calls() == [("drain", "n1")]

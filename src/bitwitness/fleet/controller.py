@@ -90,6 +90,7 @@ class Controller:
         self._returns = Returns(self.book, self._teller)
         self._picker = Picker(self.book, policy, self._teller, self._returns, self._signals)
         self._publisher = Publisher(state.folder, publish)
+        self._led_by = ""
         self._started()
 
     def _started(self) -> None:
@@ -192,15 +193,16 @@ class Controller:
     def _leader(self) -> str:
         """Which other controller leads on this cluster; "" where none does.
 
-        Where the cluster cannot be asked, what needs no cluster goes on: incidents are picked up and told. An act would be refused.
+        Where the cluster cannot be asked it is as it was: who leads picks up and tells, which needs no cluster, while an act would be
+        refused; who stands by would tell everything a second time.
         """
         if not self.policy.act or not isinstance(self.cluster, Led):
             return ""
         try:
-            return self._patience.ask(self.cluster.leader)
+            self._led_by = self._patience.ask(self.cluster.leader)
         except (ClusterError, OSError) as error:
             logger.debug("who leads cannot be told: %s", error)
-            return ""
+        return self._led_by
 
     def _stand_by(self, leader: str, began: float) -> None:
         """Do nothing, and be there when the other one ends: what is found is on its list as well."""
