@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import kmock
 
-TOKEN = "secret-token-of-the-tests"  # noqa: S105 - of a server that lives for one test
+TOKEN = "secret-token-of-the-tests"
 Key = tuple[str, str, str]
 Change = Callable[[dict[str, Any]], None]
 
@@ -46,7 +46,10 @@ class KubernetesServer:
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Any]] = []
         """Method, path and body of every request, refused ones included, in order."""
+        self.applied: list[tuple[str, str]] = []
+        """What has changed something, the leases apart: e.g. `patch nodes/status`, and the name of the object."""
         self.url = ""
+        self.token = TOKEN
         self.slow = 0.0
         """Seconds before an answer."""
         self._objects: dict[Key, dict[str, Any]] = {}
@@ -172,6 +175,15 @@ class KubernetesServer:
         """A node, as it is now."""
         return self.get("nodes", "", name)
 
+    def clear(self) -> None:
+        """Have nothing, as at the beginning."""
+        with self._lock:
+            self._objects.clear()
+            self.requests.clear()
+            self.applied.clear()
+            self._forbidden.clear()
+            self._protected.clear()
+
     def names(self, plural: str) -> list[str]:
         """Of all objects of a kind."""
         with self._lock:
@@ -241,7 +253,7 @@ class KubernetesServer:
             self.requests.append((method, path, request.data))
         if self.slow:
             await asyncio.sleep(self.slow)
-        if request.headers.get("Authorization", "").removeprefix("bearer ").removeprefix("Bearer ") != TOKEN:
+        if request.headers.get("Authorization", "").removeprefix("bearer ").removeprefix("Bearer ") != self.token:
             raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
         if path.endswith("/selfsubjectaccessreviews"):
             return self._review(request.data)
@@ -263,6 +275,7 @@ class KubernetesServer:
                 self._watch(self._writes, "before")
             answer = self._write(request, plural, dry=dry)
             if counted:
+                self.applied.append((f"{verb} {resource}", request.name or request.data["metadata"]["name"]))
                 self._watch(self._writes, "after")
             return answer
 

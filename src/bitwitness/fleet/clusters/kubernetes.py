@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -106,7 +107,16 @@ class KubernetesCluster:
             raise ClusterError(f"the API server at {self.api.host} answered for another node than {node}")
         self._misnamed.pop(node, None)
         pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
-        return kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC), evict=self._evict)
+        state = kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC), evict=self._evict)
+        event = kubernetes_plan.untold(state)
+        return replace(state, more={**state.more, "told": self._is_told(event)}) if event else state
+
+    def _is_told(self, event: str) -> bool:
+        """Whether an Event is there; one that we may not read is made again, which is refused where it is."""
+        try:
+            return self.api.find(f"/api/v1/namespaces/{EVENTS}/events/{event}") is not None
+        except Refused:
+            return False
 
     def census(self) -> Census:
         """The size of the cluster now."""

@@ -3,7 +3,7 @@
 The first call is one patch of the node with all that takes it out of service, and it carries the `resourceVersion` that was read: the
 API server refuses it (409) where anybody has changed the node since. So foreign taints, which a patch can only replace as a
 whole list, are never lost. After it come what people look at (an Event, then the condition: where the condition is seen, the
-Event was asked for before) and evictions.
+Event was made before, and is not looked for) and evictions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bitwitness.fleet.clusters.kubernetes_words import (
     Suspicion,
     condition,
     event,
+    event_name,
     label_value,
     message,
     says,
@@ -73,8 +74,18 @@ def rest(act: Act, now: NodeState, *, evict: bool) -> tuple[Call, ...]:
     found = annotation_of(now)
     if act.kind != "drain" or now.service not in _OUT or found is None or found.incident != _incident(act):
         return ()
-    shown = says(_condition(now), found.incident)
-    return (*(() if shown else _show(now.node, now, found)), *(_evictions(now) if evict else ()))
+    show = _show(now.node, now, found) if untold(now) else ()
+    if now.more.get("told"):
+        show = show[1:]
+    return (*show, *(_evictions(now) if evict else ()))
+
+
+def untold(now: NodeState) -> str:
+    """The name of the Event of a node that we took out and that does not show its condition yet; "" where all is told."""
+    found = annotation_of(now)
+    if not now.ours or found is None or says(_condition(now), found.incident):
+        return ""
+    return event_name(now.node, found.incident)
 
 
 def landed(act: Act, now: NodeState) -> Landed:

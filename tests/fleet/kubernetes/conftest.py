@@ -1,0 +1,33 @@
+"""What tests of Kubernetes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitwitness.fleet.clusters.kubernetes import KubernetesCluster
+from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi
+from tests.fleet.kubernetes.server import KubernetesServer
+
+Make = Callable[..., KubernetesCluster]
+
+
+@pytest.fixture
+def server() -> Iterator[KubernetesServer]:
+    """An API server with nothing in it."""
+    with KubernetesServer() as made:
+        yield made
+
+
+@pytest.fixture
+def make(server: KubernetesServer, tmp_path: Path) -> Make:
+    """Makes clients of it, as `KubernetesCluster` takes its settings."""
+
+    def made(**more: Any) -> KubernetesCluster:
+        api = KubernetesApi.load(str(server.kubeconfig(tmp_path / "config")), timeout=more.pop("timeout", 30.0))
+        return KubernetesCluster(api, **more)
+
+    return made
