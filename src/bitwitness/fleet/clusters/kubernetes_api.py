@@ -115,16 +115,15 @@ class KubernetesApi:
                 kubernetes.config.load_kube_config(
                     config_file=kubeconfig or None, context=context or None, client_configuration=configuration
                 )
-        except (
-            kubernetes.config.ConfigException,
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-        ) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the parsers of the client raise
             where = kubeconfig or "KUBECONFIG, ~/.kube/config or the service account of a pod"
-            raise ConfigurationError(f"no configuration for Kubernetes ({where}): {one_line(str(error))}") from error
+            tells = isinstance(
+                error, kubernetes.config.ConfigException | OSError
+            )  # others may quote what is in the file
+            why = one_line(str(error)) if tells else type(error).__name__
+            raise ConfigurationError(f"no configuration for Kubernetes ({where}): {why}") from (
+                error if tells else None
+            )
         configuration.retries = False  # an act must not be repeated by a library
         return cls(kubernetes.client.ApiClient(configuration), timeout)
 
