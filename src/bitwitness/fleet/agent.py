@@ -156,7 +156,7 @@ def _answered(seen: Seen, said: Said, allowed: Strategy) -> Step:
             f"the Node object is another one than that of which incident {said.incident} was told, so nobody has cleared it: NVSentinel "
             "is not told that the node is healthy"
         )
-        return Step(trouble=text, forget=True)
+        return Step(trouble=text, forget=not seen.quarantine.is_ours)
     if said.strategy == "STORE_ONLY" and not seen.quarantine.is_ours:
         return Step("recovery", "STORE_ONLY")
     if allowed == "EXECUTE_REMEDIATION":

@@ -158,8 +158,8 @@ class Work:
         """Seconds until the next time: as usual, and sooner at first and then later where it failed; spread by a fifth."""
         wait = self.every
         if self._failures:
-            wait = min(_FIRST * 2.0 ** min(self._failures - 1, 20), max(_LONGEST, self.every))
-            wait = min(wait, self.every) if self._failures == 1 else wait
+            first, longest = min(_FIRST, self.every), max(_LONGEST, self.every)
+            wait = min(first * 2.0 ** min(self._failures - 1, 20), longest)
         return wait * (0.8 + 0.4 * zlib.crc32(f"{self.phase} {self._times}".encode()) / 2**32)
 
     def run(self, stop: threading.Event) -> None:
