@@ -161,6 +161,7 @@ class Contract:
         before = cluster.look(node)
         do(cluster, drain(node))
         after = cluster.look(node)
+        other.look(node)
         acts = [
             drain(node),
             Act("clear", node, "", "repaired"),

@@ -67,11 +67,11 @@ class Http:
         headers = self._headers(what)
         if self._socket is not None and not Path(self._socket).is_socket():
             raise ClusterError(f"{what}: {self._socket} is no socket: does slurmrestd run?")
+        # Reading the certificates of all authorities takes longer than most answers, and nobody shows one without TLS.
+        transport = httpx.HTTPTransport(uds=self._socket, verify=self._base.startswith("https:"))
         try:
             with (
-                httpx.Client(
-                    transport=httpx.HTTPTransport(uds=self._socket), timeout=self._timeout, trust_env=False
-                ) as client,
+                httpx.Client(transport=transport, timeout=self._timeout, trust_env=False) as client,
                 client.stream(method, self._base + path, headers=headers, json=body) as answer,
             ):
                 content, end = bytearray(), time.monotonic() + self._timeout
