@@ -43,7 +43,7 @@ from bitwitness.fleet.clusters.hyperpod_names import (
     read_resource_config,
 )
 from bitwitness.fleet.clusters.hyperpod_plan import By, Seen, Way, together
-from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, LEAVING, MARK, PENDING, lacks_capacity
+from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, LEAVING, MARK, lacks_capacity
 
 _BY: dict[str, tuple[By, ...]] = {"eks": ("api", "labels"), "slurm": ("api", "reason")}
 _ONCE = 600.0
@@ -97,13 +97,25 @@ class HyperPodCluster:
         self._known: dict[str, tuple[Instance, float]] = {}
         self._checked: dict[str, float] = {}
         self._roles: dict[str, str] = {}
+        self._busy: frozenset[str] = frozenset()
+        self._results: dict[str, str] = {}
         self._trouble, self._led = "", False
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
     def look(self, node: str) -> NodeState:
         """The node now, as its scheduler and SageMaker show it; where only the latter cannot be asked, that stands in it."""
-        inner = self.inner.look(valid_node(node))
+        state = self._look(valid_node(node))
+        seen = hyperpod_plan.seen_in(state)
+        busy = self._busy - {seen.instance}
+        self._busy = busy | {seen.instance} if state.service == "draining" else busy
+        told = seen.check if seen.mark and state.service in ("draining", "out") else ""
+        rest = {name: result for name, result in self._results.items() if name != node}
+        self._results = rest | {node: told} if told in ("Passed", "Failed") else rest
+        return state
+
+    def _look(self, node: str) -> NodeState:
+        inner = self.inner.look(node)
         seen = self._labels(node, inner)
         named = instance_in(node)
         try:
@@ -203,6 +215,11 @@ class HyperPodCluster:
                     f"instance group {one.group}: {one.id or 'a machine'} is {one.status}: {one_line(one.message, 300)}. Trying again "
                     "does not heal this: free or raise the quota, or ask AWS for capacity"
                 )
+        for node, result in self._results.items():
+            found[f"check:{node}"] = (
+                f"the deep health check of {node} says {result}; it stays out of service until a person returns it"
+                + (": a pass does not rule out silent corruption" if result == "Passed" else "")
+            )
         return found
 
     # Acting -----------------------------------------------------------------------------------------------------------
@@ -229,7 +246,7 @@ class HyperPodCluster:
         if call.words[:1] == ("sagemaker",):
             self._must_lead()
             return self._sagemaker(call)
-        if _is_ours(call):
+        if hyperpod_plan.is_patch(call):
             self._must_lead()
             getattr(self.inner, "api").ask(*call.words, body=call.body, query={"fieldManager": "bitwitness"})  # noqa: B009
             return "done"
@@ -237,8 +254,16 @@ class HyperPodCluster:
 
     def _sagemaker(self, call: Call) -> str:
         checked = ""
+        if call.words[1:] == ("ListClusterNodes",):
+            node = call.body.get("of") if isinstance(call.body, Mapping) else ""
+            found = self._machine(valid_node(str(node)))
+            raise ClusterError(
+                f"{node} is {found.id if found else 'no machine'}: what is left is planned anew", refused=True
+            )
         if call.words[1:] == ("StartClusterHealthCheck",):
             checked = str(call.body)
+            if busy := [one for one in sorted(self._busy) if one in checked]:
+                raise ClusterError(f"the deep health check waits until no job runs on {busy[0]} any more", refused=True)
             since = self._checked.get(checked)
             if since is not None and self._ticks() - since < _ONCE:
                 return f"it was asked for {self._ticks() - since:.0f} s ago, and need not show yet"
@@ -287,17 +312,6 @@ class HyperPodCluster:
     def check_job(self, job: str) -> tuple[Check, ...]:
         """Whether a job would go on without a node that is taken out, and what HyperPod's auto-resume makes of it."""
         return hyperpod_check.check_job(self, job, self._script)
-
-
-def _is_ours(call: Call) -> bool:
-    """Whether it is a patch of a Kubernetes node that says something in HyperPod's words, or notes a deep health check."""
-    meta = call.body.get("metadata") if isinstance(call.body, Mapping) and set(call.body) == {"metadata"} else None
-    if call.words[:1] != ("PATCH",) or len(call.words) != 2 or not isinstance(meta, Mapping) or not meta.get("uid"):
-        return False
-    labels, notes = meta.get("labels"), meta.get("annotations")
-    if set(meta) == {"uid", "labels"} and isinstance(labels, Mapping):
-        return set(labels) == {HEALTH_LABEL} and labels[HEALTH_LABEL] in PENDING.values()
-    return set(meta) == {"uid", "annotations"} and isinstance(notes, Mapping) and set(notes) == {MARK}
 
 
 _SETTINGS = frozenset(

@@ -51,6 +51,7 @@ _WAIT = {
     "InternalServerError": "SageMaker failed; it is tried again",
     "InstanceIdNotFound": "the cluster has no instance of this id",
 }
+_SURE = frozenset(_WAIT) - {"InternalServerError"}
 _CREDENTIALS = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -282,7 +283,8 @@ class SageMakerApi:
         except _CREDENTIALS as error:
             raise ClusterError(
                 f"{what}: there are no credentials of AWS that can be used ({one_line(str(error))}): give the controller a role "
-                "(IRSA, Pod Identity, an instance profile), or AWS_PROFILE"
+                "(IRSA, Pod Identity, an instance profile), or AWS_PROFILE",
+                refused=True,
             ) from error
         except (ConnectTimeoutError, ReadTimeoutError) as error:
             seconds = self._config["read_timeout"]
@@ -290,7 +292,9 @@ class SageMakerApi:
                 f"{what} was not answered within {seconds:g} s; whether it was done is seen by looking"
             ) from error
         except EndpointConnectionError as error:
-            raise ClusterError(f"{what}: SageMaker cannot be reached: {one_line(str(error), 300)}") from error
+            raise ClusterError(
+                f"{what}: SageMaker cannot be reached: {one_line(str(error), 300)}", refused=True
+            ) from error
         except (BotoCoreError, OSError, ValueError) as error:
             raise ClusterError(f"{what}: {one_line(str(error), 300) or type(error).__name__}") from error
 
@@ -300,14 +304,20 @@ class SageMakerApi:
         if code in _DENIED:
             return Denied(f"{what} is not allowed: the role needs {action} on {self.arn}. AWS says: {message}", action)
         if code in _THROTTLED:
-            return ClusterError(f"{what} was throttled by AWS ({code}): it is asked again later")
+            return ClusterError(f"{what} was throttled by AWS ({code}): it is asked again later", refused=True)
         if code in _NOT_FOUND:
-            return _NotFound(f"{what}: {message or 'not found'} (cluster {self.name}, region {self.region})")
+            return _NotFound(
+                f"{what}: {message or 'not found'} (cluster {self.name}, region {self.region})", refused=True
+            )
         if code == "ValidationException":
-            return _Invalid(f"{what} was refused: {code}: {message or 'no reason given'}")
+            return _Invalid(f"{what} was refused: {code}: {message or 'no reason given'}", refused=True)
         if code in _EXPIRED:
-            return ClusterError(f"{what}: the credentials of AWS are not valid or have expired ({code}): renew them")
-        return ClusterError(f"{what} was refused: {code or 'no code'}: {message or 'no reason given'}")
+            return ClusterError(
+                f"{what}: the credentials of AWS are not valid or have expired ({code}): renew them", refused=True
+            )
+        status = int((error.response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
+        said = f"{what} was refused: {code or 'no code'}: {message or 'no reason given'}"
+        return ClusterError(said, refused=400 <= status < 500)  # what failed on its side may have been done
 
 
 class Denied(ClusterError):
@@ -318,7 +328,7 @@ class Denied(ClusterError):
     """
 
     def __init__(self, message: str, action: str) -> None:
-        super().__init__(message)
+        super().__init__(message, refused=True)
         self.action = action
 
 
@@ -336,7 +346,8 @@ class NotDone(ClusterError):
             for one in answer.failed
         )
         done = f"; done: {', '.join(answer.successful)}" if answer.successful else ""
-        super().__init__(f"sagemaker {operation} did nothing to {each}{done}")
+        sure = not answer.successful and all(one.code in _SURE for one in answer.failed)
+        super().__init__(f"sagemaker {operation} did nothing to {each}{done}", refused=sure)
 
     @property
     def gone(self) -> bool:

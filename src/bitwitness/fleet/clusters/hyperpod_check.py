@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters.base import Act, Call, Check, NodeState, Outcome, Rehearsing, one_line
-from bitwitness.fleet.clusters.hyperpod_plan import Seen, Way, inner_of, seen_in
+from bitwitness.fleet.clusters.hyperpod_plan import Seen, Way, inner_of, is_patch, seen_in
 from bitwitness.fleet.clusters.hyperpod_words import ACT_ACTIONS, HEALTH_LABEL, READ_ACTIONS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check(cluster: HyperPodCluster, way: Way, act: Act, state: NodeState, calls:
     found += _permissions(cluster.api, actions_of(way, act, calls))
     found += _machine(state, info, way, act)
     if isinstance(cluster.inner, Rehearsing):
-        inner = tuple(call for call in calls if call.words[:1] != ("sagemaker",))
+        inner = tuple(call for call in calls if call.words[:1] != ("sagemaker",) and not is_patch(call))
         kind = act if way.by == "reason" or act.kind not in ("reboot", "replace") else _drain(act)
         found += cluster.inner.check(kind, inner_of(state), inner)
     return tuple(found)

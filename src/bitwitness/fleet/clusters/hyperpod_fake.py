@@ -46,12 +46,13 @@ class FakeSageMaker:
         world: its machines and what goes wrong with them.
 
     Attributes:
+        world: the same; another one may be put in its place.
         url: where it is.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(world))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -133,9 +134,10 @@ class FakeNodes(FakeCluster):
                 node["booted"] += "+"
 
 
-def _handler(world: World) -> type[BaseHTTPRequestHandler]:
+def _handler(fake: FakeSageMaker) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body together: apart, the second waits for an acknowledgement
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -146,6 +148,7 @@ def _handler(world: World) -> type[BaseHTTPRequestHandler]:
                 self._query(parse_qs(content.decode()))
 
         def _json(self, operation: str, content: bytes) -> None:
+            world = fake.world
             kill = world.killing(operation)
             if kill is not None and kill[0] == "before":
                 os.kill(kill[1], signal.SIGKILL)
@@ -163,7 +166,7 @@ def _handler(world: World) -> type[BaseHTTPRequestHandler]:
             self._send(status, json.dumps(answer).encode(), "application/x-amz-json-1.1")
 
         def _query(self, form: Mapping[str, list[str]]) -> None:
-            action = form.get("Action", [""])[0]
+            world, action = fake.world, form.get("Action", [""])[0]
             service = "sts" if action == "GetCallerIdentity" else "iam"
             if action not in _XML or not world.note(action) or f"{service}:{action}" in world.denied:
                 body = f"<ErrorResponse><Error><Code>AccessDenied</Code><Message>{action} is denied</Message></Error></ErrorResponse>"

@@ -99,25 +99,36 @@ def together(inner: NodeState, seen: Seen, missing: str = "") -> NodeState:
         missing: what is said of a replacement that has not come yet, of a node that is gone.
     """
     kept = replace(seen, raw=inner.raw, awaits=inner.awaits, machine=inner.instance)
-    status = f"{seen.status}{f': {seen.message}' if seen.message else ''}" if seen.status else ""
-    machine = f"{seen.instance} {status}".strip() or seen.why or ("no machine" if seen.asked else "machine not known")
-    health = f", {seen.health}" if seen.health and seen.health != "Schedulable" else ""
-    check = f", deep health check {seen.check}" if seen.check and seen.mark else ""
+    gone = inner.service == "absent" and _is_going(seen) and bool(seen.instance)
     return replace(
         inner,
-        raw=f"{inner.raw or inner.service} ({machine}{health}{check})",
+        raw=f"gone ({_machine(seen)})" if gone else _raw(inner, seen),
         instance=seen.instance,
         awaits=inner.awaits or missing or _awaits(inner, seen),
         more={**inner.more, _KEY: asdict(kept)},
     )
 
 
+def _raw(inner: NodeState, seen: Seen) -> str:
+    """A node that the scheduler does not have, and whose machine nobody says to be gone, is shown as nothing."""
+    if inner.service == "absent":
+        return inner.raw
+    health = f", {seen.health}" if seen.health and seen.health != "Schedulable" else ""
+    check = f", deep health check {seen.check}" if seen.check and seen.mark else ""
+    return f"{inner.raw or inner.service} ({_machine(seen)}{health}{check})"
+
+
+def _machine(seen: Seen) -> str:
+    status = f"{seen.status}{f': {seen.message}' if seen.message else ''}"
+    return f"{seen.instance} {status}".strip() or seen.why or ("no machine" if seen.asked else "machine not known")
+
+
 def _awaits(inner: NodeState, seen: Seen) -> str:
     """What is still to happen to the machine of a node that is out; one that is in service awaits nothing."""
+    if not seen.asked and inner.service in (*_OUT, "absent"):
+        return "an answer of SageMaker"
     if inner.service not in _OUT:
         return ""
-    if not seen.asked:
-        return "an answer of SageMaker"
     if seen.health in PENDING.values():
         return seen.health
     if not seen.instance:
@@ -178,9 +189,9 @@ def plan(act: Act, state: NodeState, inner: Cluster, way: Way) -> tuple[Call, ..
     if not seen.instance:
         if seen.asked:
             raise ConfigurationError(f"{node}: {seen.why or 'SageMaker has no machine of this name'}: nothing is done")
-        if not first:
-            raise ConfigurationError(f"{node}: SageMaker has not said which machine it is: nothing more is done yet")
-        return first  # to be out of service is what protects jobs; which machine it is is asked again
+        # To be out of service is what protects jobs; which machine it is is asked then, and the rest is planned anew.
+        body: dict[str, object] = {"ClusterName": way.cluster, "of": node}
+        return (*first, Call(("sagemaker", "ListClusterNodes"), body))
     return (*first, _ask(act, seen, way))
 
 
@@ -205,12 +216,17 @@ def _check_blame(act: Act, seen: Seen) -> None:
     Raises:
         ConfigurationError: its machine came after the incident.
     """
-    found = found_at(act.incident)
-    if found is not None and seen.launched and datetime.fromisoformat(seen.launched) > found:
+    if _is_newer(act, seen):
         raise ConfigurationError(
             f"{act.node} is {seen.instance} now, which was launched at {seen.launched}, after the incident {act.incident}: it is "
             f"not the machine that was blamed, and is not to {act.kind}"
         )
+
+
+def _is_newer(act: Act, seen: Seen) -> bool:
+    """Whether a machine was launched after the incident."""
+    found = found_at(act.incident)
+    return found is not None and bool(seen.launched) and datetime.fromisoformat(seen.launched) > found
 
 
 def found_at(incident: str) -> datetime | None:
@@ -225,8 +241,10 @@ def found_at(incident: str) -> datetime | None:
 def landed(act: Act, before: NodeState, now: NodeState, inner: Cluster, way: Way) -> Landed:
     """Whether an act that was intended at `before` has happened, by what the node shows now."""
     was, seen = seen_in(before), seen_in(now)
-    if act.kind == "replace" and was.instance and seen.instance and was.instance != seen.instance:
-        return "yes"
+    if act.kind == "replace" and seen.instance:
+        other = bool(was.instance) and was.instance != seen.instance
+        if other or (way.by != "reason" and _is_newer(act, seen) and not was.launched):
+            return "yes"
     if act.kind in ("drain", "clear") or way.by == "reason":
         return inner.landed(act, inner_of(before), inner_of(now))
     if act.kind == "replace" and now.service == "absent":
@@ -238,9 +256,10 @@ def landed(act: Act, before: NodeState, now: NodeState, inner: Cluster, way: Way
     if seen.health == PENDING.get(act.kind):
         return "yes"
     if act.kind == "replace":
-        if not seen.asked or seen.why:
+        if seen.asked and seen.why:
             return "unknown"
-        return "yes" if was.instance and _is_going(seen) else "no"
+        # Where SageMaker has not answered it is not shown, and to ask for a machine by its id once more does no harm.
+        return "yes" if (was.instance or seen.instance) and _is_going(seen) else "no"
     if was.instance and seen.instance == was.instance and seen.status in LEAVING:
         return "yes"
     rebooted = _is_rebooted(before.booted, now.booted)
@@ -274,20 +293,18 @@ def rest(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]
 
 
 def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
-    """The deep health check, once: asked for where no job runs any more, and noted on the node.
+    """The deep health check: it is asked for, and once it shows that is noted on the node, so that it is asked for once.
 
-    It has no id by which it could be found again. Where a process is killed between asking and noting, the status tells that
-    it runs, and only the note is left to be made.
+    It has no id by which it could be found again, and noting it beforehand would lose it where a process is killed in between. That
+    no job runs on the machine any more is seen to when it is asked for; until then it is what is left to do.
     """
     seen = seen_in(now)
-    if not way.checks or now.service != "out" or is_marked(act, now) or not seen.instance or not seen.group:
+    if not way.checks or is_marked(act, now) or not seen.instance or not seen.group:
         return ()
-    found = found_at(act.incident)
-    if found is not None and seen.launched and datetime.fromisoformat(seen.launched) > found:
+    if _is_newer(act, seen):
         return ()  # another machine, of which nothing is known
-    mark = _mark(act, now, inner)
     if seen.status == CHECKING or seen.check == "InProgress":
-        return mark
+        return _mark(act, now, inner)
     if seen.status != "Running" or seen.health in PENDING.values():
         return ()
     group: dict[str, object] = {
@@ -296,7 +313,7 @@ def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, .
         "DeepHealthChecks": list(way.checks),
     }
     body: dict[str, object] = {"ClusterName": way.cluster, "DeepHealthCheckConfigurations": [group]}
-    return (Call(("sagemaker", "StartClusterHealthCheck"), body), *mark)
+    return (Call(("sagemaker", "StartClusterHealthCheck"), body),)
 
 
 def is_marked(act: Act, now: NodeState) -> bool:
@@ -313,3 +330,14 @@ def _mark(act: Act, now: NodeState, inner: Cluster) -> tuple[Call, ...]:
         return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), body),)
     as_if = replace(inner_of(now), service="in", raw="IDLE", reason="", awaits="")
     return inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
+
+
+def is_patch(call: Call) -> bool:
+    """Whether it is a patch of a Kubernetes node that says something in HyperPod's words, or notes a deep health check."""
+    meta = call.body.get("metadata") if isinstance(call.body, Mapping) and set(call.body) == {"metadata"} else None
+    if call.words[:1] != ("PATCH",) or len(call.words) != 2 or not isinstance(meta, Mapping) or not meta.get("uid"):
+        return False
+    labels, notes = meta.get("labels"), meta.get("annotations")
+    if set(meta) == {"uid", "labels"} and isinstance(labels, Mapping):
+        return set(labels) == {HEALTH_LABEL} and labels[HEALTH_LABEL] in PENDING.values()
+    return set(meta) == {"uid", "annotations"} and isinstance(notes, Mapping) and set(notes) == {MARK}

@@ -1,0 +1,183 @@
+"""On EKS with a real Kubernetes API in front: labels and annotations of HyperPod's, and a person's word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clusters.base import Act, Cluster, Finishing, Led, Rehearsing, Troubled
+from bitwitness.fleet.clusters.hyperpod import HyperPodCluster, from_settings
+from bitwitness.fleet.clusters.hyperpod_api import SageMakerApi
+from bitwitness.fleet.clusters.hyperpod_fake import FakeSageMaker
+from bitwitness.fleet.clusters.hyperpod_fake_world import World
+from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, MARK
+from bitwitness.fleet.clusters.kubernetes import from_settings as kubernetes_of
+from tests.fleet.hyperpod.pod import ID, act, words
+from tests.fleet.incidents import NOW
+from tests.fleet.kubernetes.server import KubernetesServer
+
+JOB = {
+    "metadata": {"annotations": {}},
+    "spec": {"pytorchReplicaSpecs": {"Worker": {"restartPolicy": "OnFailure", "template": {"spec": {}}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KubernetesServer]:
+    with KubernetesServer() as made:
+        yield made
+
+
+class Eks:
+    """Four nodes, each in Kubernetes and in SageMaker."""
+
+    def __init__(self, folder: Path, fake: FakeSageMaker, api: SageMakerApi, server: KubernetesServer) -> None:
+        server.clear()
+        self.server, self.api = server, api
+        self.world = fake.world = World({"gpu": 4}, lambda: NOW)
+        self.machine = self.world.now()[1]
+        self.node = self.machine.eks
+        for one in self.world.now():
+            server.add_node(one.eks, labels={HEALTH_LABEL: "Schedulable"})
+        self.config = str(server.kubeconfig(folder / "kubeconfig"))
+
+    def cluster(self, *, kubernetes: dict[str, str] | None = None, **settings: Any) -> HyperPodCluster:
+        inner = kubernetes_of({"kind": "kubernetes", "kubeconfig": self.config, **(kubernetes or {})})
+        return HyperPodCluster(inner, self.api, **settings)
+
+    def do(self, cluster: HyperPodCluster, asked: Act) -> list[str]:
+        calls = cluster.plan(asked, cluster.look(self.node))
+        return [cluster.carry_out(call) for call in calls]
+
+
+@pytest.fixture
+def place(tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi, server: KubernetesServer) -> Eks:
+    return Eks(tmp_path, fake, api, server)
+
+
+def test_it_is_every_kind_of_cluster(place: Eks) -> None:
+    table = {"kubeconfig": place.config}
+    cluster: Cluster = from_settings(
+        {"kind": "hyperpod", "cluster_name": "pod", "orchestrator": "eks", "kubernetes": table}
+    )
+    assert cluster.look(place.node).instance == place.machine.id
+    assert (cluster.name, cluster.scheduler) == ("hyperpod", "kubernetes")
+    for kind in (Finishing, Led, Rehearsing, Troubled):
+        assert isinstance(cluster, kind)
+
+
+def test_a_node_is_cordoned_and_told_of_before_its_machine_is_replaced(place: Eks) -> None:
+    cluster = place.cluster()
+    before = cluster.look(place.node)
+    assert (before.service, before.instance) == ("in", place.machine.id)
+    calls = cluster.plan(act("replace", place.node), before)
+    assert words(calls)[0] == f"PATCH /api/v1/nodes/{place.node}"
+    assert words(calls)[-1] == "sagemaker BatchReplaceClusterNodes"
+    assert cluster.landed(act("replace", place.node), before, before) == "no"
+    place.do(cluster, act("replace", place.node))
+    now = cluster.look(place.node)
+    assert (now.service, now.ours) == ("out", True)
+    assert cluster.landed(act("replace", place.node), before, now) == "yes"
+    assert cluster.plan(act("replace", place.node), now) == ()
+    assert cluster.rest(act("replace", place.node), now) == ()
+    place.server.remove("nodes", "", place.node)  # Kubernetes shows it first, and that alone is not enough
+    place.world.machines[place.machine.id].status = "Running"
+    gone = cluster.look(place.node)
+    assert (gone.service, cluster.landed(act("replace", place.node), before, gone)) == ("absent", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("replace", "UnschedulablePendingReplacement"), ("reboot", "UnschedulablePendingReboot")]
+)
+def test_by_labels_the_node_itself_says_what_it_waits_for(place: Eks, kind: str, value: str) -> None:
+    cluster = place.cluster(by="labels")
+    before = cluster.look(place.node)
+    place.do(cluster, act(kind, place.node))
+    assert place.server.node(place.node)["metadata"]["labels"][HEALTH_LABEL] == value
+    now = cluster.look(place.node)
+    assert (now.awaits, cluster.landed(act(kind, place.node), before, now)) == (value, "yes")
+    assert place.world.count("BatchReplaceClusterNodes") + place.world.count("BatchRebootClusterNodes") == 0
+
+
+def test_a_label_is_not_set_on_another_node_of_the_same_name(place: Eks) -> None:
+    cluster = place.cluster(by="labels")
+    calls = cluster.plan(act("replace", place.node), cluster.look(place.node))
+    place.server.remove("nodes", "", place.node)
+    place.server.add_node(place.node, labels={HEALTH_LABEL: "Schedulable"})
+    with pytest.raises(ClusterError):
+        cluster.carry_out(calls[-1])
+    assert place.server.node(place.node)["metadata"]["labels"][HEALTH_LABEL] == "Schedulable"
+
+
+def test_a_deep_health_check_is_noted_on_the_node_and_its_result_is_told(place: Eks) -> None:
+    cluster = place.cluster(deep_health_check=["InstanceStress", "InstanceConnectivity"])
+    asked = act("drain", place.node)
+    # A check of long ago, when the machine was new, says nothing about this incident.
+    place.server.change_node(place.node, lambda node: node["metadata"]["labels"].update({CHECK_LABEL: "Passed"}))
+    place.do(cluster, asked)
+    start = cluster.rest(asked, cluster.look(place.node))
+    assert words(start) == ["sagemaker StartClusterHealthCheck"]
+    cluster.carry_out(start[0])
+    assert "ago" in cluster.carry_out(start[0])  # the labels are slow to show it
+    assert place.world.count("StartClusterHealthCheck") == 1
+    mark = cluster.rest(asked, cluster.look(place.node))
+    assert mark[0].body["metadata"]["annotations"] == {MARK: ID}
+    cluster.carry_out(mark[0])
+    assert cluster.rest(asked, cluster.look(place.node)) == ()
+    place.world.machines[place.machine.id].status = "Running"
+    now = cluster.look(place.node)
+    assert (now.service, now.ours) == ("out", True)
+    assert "a pass does not rule out" in cluster.troubles()[f"check:{place.node}"]
+    place.server.uncordon(place.node)
+    cluster.look(place.node)
+    assert cluster.troubles() == {}
+
+
+def test_another_node_than_the_one_that_was_seen_is_never_meant(place: Eks) -> None:
+    cluster = place.cluster()
+    other = cluster.look(place.world.now()[0].eks)
+    with pytest.raises(ConfigurationError, match="was given for an act on"):
+        cluster.plan(act("replace", place.node), other)
+
+
+def test_without_the_lead_nothing_is_asked_of_sagemaker(place: Eks) -> None:
+    one = place.cluster(kubernetes={"lease": "bitwitness/fleet"})
+    two = place.cluster(kubernetes={"lease": "bitwitness/fleet"})
+    assert one.leader() == ""
+    calls = two.plan(act("replace", place.node), two.look(place.node))
+    assert two.leader() != ""
+    with pytest.raises(ClusterError, match="leads"):
+        two.carry_out(calls[-1])
+    assert place.world.count("BatchReplaceClusterNodes") == 0
+    one.carry_out(calls[-1])
+    one.resign()
+
+
+def test_what_the_rehearsal_finds_on_eks(place: Eks) -> None:
+    cluster = place.cluster(by="labels")
+    place.world.recovery, before = "None", place.server.node(place.node)
+    state = cluster.look(place.node)
+    asked = act("replace", place.node)
+    found = {one.what: one for one in cluster.check(asked, state, cluster.plan(asked, state))}
+    assert found["NodeRecovery"].outcome == "bad"
+    assert "waits for nobody" in found["NodeRecovery"].text
+    assert found["orchestrator"].outcome == "good"
+    assert any("nodes" in what for what in found)  # what Kubernetes itself needs
+    assert place.server.node(place.node) == before
+
+
+def test_traps_of_auto_resume_on_a_pytorchjob(place: Eks) -> None:
+    cluster = place.cluster()
+    place.server.add("pytorchjobs", "ml", "train", metadata={"annotations": {}}, spec=JOB["spec"])
+    said = [one for one in cluster.check_job("ml/pytorchjob/train") if one.what.startswith("auto-resume")]
+    assert [one.outcome for one in said] == ["good"]
+    notes = {"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}
+    place.server.add("pytorchjobs", "ml", "trapped", metadata={"annotations": notes}, spec=JOB["spec"])
+    bad = {one.what: one.remedy for one in cluster.check_job("ml/pytorchjob/trapped") if one.outcome == "bad"}
+    assert bad["auto-resume retries"] == 'sagemaker.amazonaws.com/job-max-retry-count: "2"'
+    assert "Schedulable" in bad["auto-resume nodeSelector"]
+    assert "auto-resume namespace" in bad
