@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -477,3 +479,40 @@ def test_what_makes_no_sense_ends_with_2(place: Place, words: tuple[str, str]) -
     done = call(*given, option, value.replace("{folder}", str(place.folder)))
     assert done.exit_code == 2, done.output
     assert "Traceback" not in done.output
+
+
+# The documentation ----------------------------------------------------------------------------------------------------
+
+
+def example(folder: Path) -> str:
+    """What the example of the documentation prints: a run that goes by the names of pods, and a right that is missing."""
+    text = DOCS.read_text(encoding="utf-8")
+    (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (line,) = re.findall(r"^\$ (bitwitness fleet rehearse --policy .*)$", text, re.MULTILINE)
+    nodes = [f"gpu-{number:02}" for number in range(1, 9)]
+    cluster = FakeCluster(nodes, folder / "cluster.json")
+    cluster.add_job("4711", ["gpu-03"])
+    cluster.take_out("gpu-01", "bad fan", "anna")
+    cluster.forbid("replace")
+    where = Topology((Placement(0, "gpu-03", "GPU-3", 0), Placement(1, "train-worker-1", "GPU-4", 0)))
+    RunFiles(folder / "run-42").create().write_run({"placement": where.to_json()})
+    (folder / "logs").mkdir()
+    (folder / "logs" / "gpu-03.log").write_text("Nov 29 11:00:00 gpu-03 kernel: hello\n")
+    stamp = datetime(2026, 11, 29, 11, tzinfo=UTC).timestamp()
+    os.utime(folder / "logs" / "gpu-03.log", (stamp, stamp))
+    (folder / "fleet.toml").write_text(policy, encoding="utf-8")
+    with State(folder / "state"):
+        pass
+    with contextlib.chdir(folder):
+        done = CliRunner().invoke(cli, line.split()[1:], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert cluster.calls() == []
+    shown = done.output.replace(f"this host is {socket.gethostname()}", "this host is head")
+    shown = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{6}", "20261129T120000Z-4be1d2", shown)
+    shown = re.sub(r"within \d+\.\d s", "within 0.1 s", shown)
+    return f"$ {line}\n" + "\n".join(text.rstrip() for text in shown.splitlines()) + "\n"
+
+
+def test_the_example_is_what_it_prints(tmp_path: Path) -> None:
+    shown = example(tmp_path)
+    assert f"```console\n{shown}```" in DOCS.read_text(encoding="utf-8"), shown

@@ -59,7 +59,7 @@ def rehearse(
     policy = FleetPolicy.load(policy_file)
     runs = [run] if run is not None else []
     kinds = cast("tuple[ActKind, ...]", acts)
-    asked = Asked(policy, lambda: cluster_of(policy, runs), state.absolute(), node, run, job, kinds, tell, publish)
+    asked = Asked(policy, lambda: cluster_of(policy, runs), state, node, run, job, kinds, tell, publish)
     found = walk(asked)
     if as_json:
         print_json({"policy": str(policy_file), **found.to_json()})

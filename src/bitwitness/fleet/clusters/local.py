@@ -121,10 +121,13 @@ class LocalCluster:
         return ()
 
     def carry_out(self, call: Call) -> str:
-        """What the command would do, in this process."""
-        cut = call.words.index("--")
-        command, run, options, names = call.words[:3], call.words[3], call.words[4:cut], call.words[cut + 1 :]
-        reason = options[options.index("--reason") + 1]
+        """What the command would do, in this process.
+
+        Raises:
+            ClusterError: it cannot be written.
+            ConfigurationError: it is no call of this cluster.
+        """
+        command, run, options, names, reason = self._parts(call)
         files = RunFiles(run)
         try:
             if command == _CLEAR:
@@ -137,6 +140,16 @@ class LocalCluster:
         except (BitwitnessError, OSError) as error:
             raise ClusterError(f"{call}: {error}") from error
         return f"{run}: {', '.join(names)} must not join"
+
+    def _parts(self, call: Call) -> tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...], str]:
+        """Command, run, options, names and reason of one of our calls, for a run of ours."""
+        words = call.words
+        if call.body is None and words[:3] in (_ADD, _CLEAR) and "--reason" in words and "--" in words:
+            cut = words.index("--")
+            options = words[4:cut]
+            if words[3] in {str(one.path) for one in self._files()} and "--reason" in options[:-1]:
+                return words[:3], words[3], options, words[cut + 1 :], options[options.index("--reason") + 1]
+        raise ConfigurationError(f"no command for the quarantine of one of these runs: {call}")
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes of all runs that can be read."""

@@ -139,7 +139,14 @@ def acts_of(*, hyperpod: bool) -> frozenset[ActKind]:
 def command_of(change: slurm_plan.Change) -> Call:
     """The command for a change."""
     if change.reboot:
-        words: tuple[str, ...] = ("scontrol", "reboot", "ASAP", f"nextstate={change.state}", f"reason={change.reason}", change.node)
+        words: tuple[str, ...] = (
+            "scontrol",
+            "reboot",
+            "ASAP",
+            f"nextstate={change.state}",
+            f"reason={change.reason}",
+            change.node,
+        )
         return Call(words, repeatable=False)
     if change.state == "FAIL":  # spelt as HyperPod's documentation does
         words = ("scontrol", "update", f"node={change.node}", "state=fail", f"reason={change.reason}")
