@@ -152,7 +152,11 @@ def test_a_node_that_a_person_has_uncordoned_is_not_asked_for_again() -> None:
     for memory in (LOST, Memory(), after(replace(TOLD, strategy=EXECUTE, asked="t0"))):
         done = step(by_hand, memory, EXECUTE, NOW)
         assert (done.tell, "a person has uncordoned" in done.trouble) == ("", True)
-    assert remembered(by_hand, LOST, step(by_hand, LOST, EXECUTE, NOW), NOW) == LOST
+    known = remembered(by_hand, LOST, step(by_hand, LOST, EXECUTE, NOW), NOW)
+    assert known.said == replace(TOLD, strategy=EXECUTE)
+    assert step(by_hand, known, EXECUTE, NOW).trouble
+    again = replace(by_hand, suspicion=replace(WHAT, incident="i2"), was_released=True)
+    assert step(again, known, EXECUTE, NOW).tell == "fault"
     earlier = replace(by_hand, was_released=True)  # the mark is of an earlier time, and this is a new incident
     assert step(earlier, Memory(), EXECUTE, NOW).tell == "fault"
     assert step(earlier, LOST, EXECUTE, NOW).tell == ""  # nobody can tell

@@ -129,7 +129,10 @@ def _suspect(seen: Seen, suspicion: Suspicion, memory: Memory, allowed: Strategy
         )
     elif acts and not seen.managed:
         trouble = "the node is labelled as not managed by NVSentinel, which only stores what it is told of it"
-    said = memory.said
+    said, held = memory.said, seen.quarantine
+    if acts and held.released_by_hand and not seen.was_released:
+        # NVSentinel had it, so whoever forgot that it was told knows it again.
+        return Step(strategy="EXECUTE_REMEDIATION", trouble=_returned_by_hand(suspicion.incident), adopt=True)
     if said is not None and said.is_about(suspicion) and said.uid == seen.uid:
         if not acts:  # what was said more strongly stays
             return Step(trouble=trouble)
@@ -137,16 +140,18 @@ def _suspect(seen: Seen, suspicion: Suspicion, memory: Memory, allowed: Strategy
             return Step(trouble=trouble)
     if not acts:
         return Step("fault", trouble=trouble)
-    held = seen.quarantine
-    if held.released_by_hand and (memory.lost or not seen.was_released):
-        text = (
-            f"a person has uncordoned the node after NVSentinel took it out (incident {suspicion.incident}): it is not asked again. "
-            "If that is right: bitwitness fleet clear; if not, cordon it by hand"
-        )
-        return Step(trouble=text)
+    if memory.lost and held.released_by_hand:  # before the request, or since: nobody can tell
+        return Step(trouble=_returned_by_hand(suspicion.incident))
     if memory.lost and held.is_ours and held.incident == suspicion.incident:
         return Step(strategy="EXECUTE_REMEDIATION", trouble=trouble, adopt=True)
     return Step("fault", "EXECUTE_REMEDIATION", trouble)
+
+
+def _returned_by_hand(incident: str) -> str:
+    return (
+        f"a person has uncordoned the node after NVSentinel took it out (incident {incident}): it is not asked again. If that is right: "
+        "bitwitness fleet clear; if not, cordon it by hand"
+    )
 
 
 def _answered(seen: Seen, said: Said, allowed: Strategy) -> Step:
