@@ -56,7 +56,7 @@ class KubernetesServer:
         self._forbidden: set[tuple[str, str]] = set()
         self._protected: set[str] = set()
         self._unknown: set[str] = set()
-        self._before: list[Change] = []
+        self._before: dict[str, list[Change]] = {"nodes": [], "leases": []}
         self._watch: Callable[[int, str], None] = lambda number, when: None
         self._writes, self._version, self._port = 0, 100, 0
         self._lock = threading.RLock()
@@ -229,9 +229,9 @@ class KubernetesServer:
         """This cluster has no such kind of object."""
         self._unknown.add(plural)
 
-    def conflict(self, times: int = 1, change: Change | None = None) -> None:
-        """Before each of the next patches of a node is applied, somebody else changes the node."""
-        self._before += [change or (lambda node: None)] * times
+    def conflict(self, times: int = 1, change: Change | None = None, *, plural: str = "nodes") -> None:
+        """Before each of the next changes of a node (or of a lease) is applied, somebody else changes it."""
+        self._before[plural] += [change or (lambda found: None)] * times
 
     def watch_writes(self, watch: Callable[[int, str], None]) -> None:
         """Call `watch(number, "before" | "after")` around every write that is applied, the leases apart."""
@@ -318,8 +318,8 @@ class KubernetesServer:
             if not dry:
                 self._objects[plural, namespace, name] = self._stamped(copy.deepcopy(body))
             return copy.deepcopy(body)
-        if plural == "nodes" and not request.subresource and self._before and not dry:
-            self.change_node(request.name, self._before.pop(0))
+        if not request.subresource and not dry and self._before.get(plural):
+            self.change(plural, namespace, request.name, self._before[plural].pop(0))
         old = self._found(plural, namespace, request.name)
         version = body.get("metadata", {}).get("resourceVersion")
         if version is not None and version != old["metadata"]["resourceVersion"]:

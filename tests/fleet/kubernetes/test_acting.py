@@ -76,6 +76,20 @@ def test_what_is_written(server: KubernetesServer, make: Make) -> None:
     assert TOKEN not in str(server.requests)
 
 
+def test_a_node_that_is_taken_out_for_the_second_time(server: KubernetesServer, make: Make) -> None:
+    """Its condition is there already, and says that all is well."""
+    server.add_node("n1")
+    cluster, second = make(), replace(DRAIN, incident="20261130T093015Z-000002")
+    do(cluster, DRAIN)
+    do(cluster, CLEAR)
+    cluster.carry_out(cluster.plan(second, cluster.look("n1"))[0])  # and the process is killed
+    for call in cluster.rest(second, cluster.look("n1")):
+        cluster.carry_out(call)
+    assert condition(server)["message"].startswith(f"[{second.incident}]")
+    assert len(server.names("events")) == 2
+    assert cluster.rest(DRAIN, cluster.look("n1")) == (), "the first act has nothing to do with it any more"
+
+
 def test_a_conflict_is_tried_again_and_foreign_taints_are_kept(server: KubernetesServer, make: Make) -> None:
     server.add_node("n1", taints=[GPU])
     cluster = make(pause=lambda seconds: None)

@@ -164,6 +164,25 @@ def test_a_lease_and_its_time(nodes: KubernetesServer, make: Make) -> None:
     assert nodes.get("leases", "bitwitness", "fleet")["spec"]["leaseTransitions"] == 2
 
 
+def test_a_lease_that_is_renewed_is_never_taken(nodes: KubernetesServer, make: Make) -> None:
+    passed = Ticks()
+    one, other = (make(lease=LEASE, identity=name, ticks=passed) for name in ("one", "other"))
+    for _ in range(20):
+        assert (one.leader(), other.leader()) == ("", "one")
+        passed.passed += 11.0
+
+
+def test_somebody_is_faster(nodes: KubernetesServer, make: Make) -> None:
+    """Two want a lease that is over: one of them takes it between the other's reading and writing."""
+    passed = Ticks()
+    one, other = (make(lease=LEASE, identity=name, ticks=passed) for name in ("one", "other"))
+    assert (one.leader(), other.leader()) == ("", "one")
+    passed.passed += 31.0
+    nodes.conflict(1, lambda lease: lease["spec"].update(holderIdentity="faster"), plural="leases")
+    assert other.leader() == "faster"
+    assert one.leader() == "faster"
+
+
 def test_a_lead_that_is_lost_between_two_calls(nodes: KubernetesServer, make: Make) -> None:
     passed = Ticks()
     one, other = (make(lease=LEASE, identity=name, ticks=passed) for name in ("one", "other"))

@@ -124,7 +124,6 @@ class KubernetesApi:
             raise ConfigurationError(f"no configuration for Kubernetes ({where}): {why}") from (
                 error if tells else None
             )
-        configuration.retries = False  # an act must not be repeated by a library
         return cls(kubernetes.client.ApiClient(configuration), timeout)
 
     def find(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
@@ -208,7 +207,7 @@ class KubernetesApi:
             body=body,
             headers=headers,
             timeout=urllib3.Timeout(connect=min(self._timeout, 10.0), read=self._timeout),
-            retries=False,
+            retries=False,  # an act must not be repeated by a library
             redirect=False,
             preload_content=False,
         )
