@@ -63,7 +63,10 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command()
 @click.option("--node", metavar="NAME", help="This node. Default: BITWITNESS_NODE, NODE_NAME, or as the cluster says.")
 @click.option(
-    "--nvsentinel", "socket", metavar="SOCKET", help="Tell NVSentinel of this node, e.g. /var/run/nvsentinel.sock."
+    "--nvsentinel",
+    "socket",
+    metavar="SOCKET",
+    help="Tell NVSentinel of this node, e.g. /var/run/nvsentinel/nvsentinel.sock.",
 )
 @click.option(
     "--strategy", type=click.Choice(["STORE_ONLY", "EXECUTE_REMEDIATION"]), default="STORE_ONLY", show_default=True,
