@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clearing import clear
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Finishing, NodeState
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Check, Cluster, Finishing, NodeState, Rehearsing
+from bitwitness.fleet.rehearsing import Foreseeing, Listing
 from tests.fleet.clusters.bench import INCIDENT, Bench, do, drain, rest, untouched
 from tests.fleet.clusters.kills import Killed, Scene, kill_at, numbered
 
@@ -46,6 +47,7 @@ FOREIGN = (
     Call(()),
     Call(("rm", "-rf", "/")),
     Call(("drain", "n1")),
+    Call(("scontrol", "shutdown")),
     Call(("GET", "http://127.0.0.1:9/")),
     Call(("PATCH", "http://127.0.0.1:9/api/v1/nodes/n1"), {"spec": {"unschedulable": True}}),
     Call(("DELETE", "/api/v1/nodes/n1")),
@@ -283,6 +285,43 @@ class Contract:
         assert ended is not None
         assert cluster.job(ended).state == "ended"
 
+    # Rehearsals -------------------------------------------------------------------------------------------------------
+
+    def test_what_is_tried_beforehand_changes_nothing(self, bench: Bench) -> None:
+        cluster, node, job = bench.client(), bench.nodes[0], bench.job("running")
+        if not isinstance(cluster, Rehearsing):
+            return
+        state = cluster.look(node)
+        with untouched(bench):
+            for kind in sorted(cluster.acts - {"clear"}):
+                act = Act(kind, node, INCIDENT, "wrong numbers")
+                calls = cluster.plan(act, state)
+                assert cluster.check(act, state, calls)
+                if isinstance(cluster, Foreseeing):
+                    self._foreseen(cluster, act, state)
+            absent = cluster.look("no-such-node")
+            assert _outcomes(cluster.check(drain(absent.node), absent, ())) <= {"good", "bad", "unknown"}
+            if job:
+                assert cluster.check_job(job)
+        if isinstance(cluster, Listing):
+            assert set(cluster.nodes()) == set(bench.nodes)
+        bench.unreachable(True)
+        try:
+            outcomes = _outcomes(cluster.check(drain(node), state, cluster.plan(drain(node), state)))
+        except ClusterError:
+            outcomes = {"unknown"}
+        assert outcomes - {"good"} or bench.traffic() == 0, "all is good, they say, on a cluster that does not answer"
+
+    def _foreseen(self, cluster: Cluster, act: Act, state: NodeState) -> None:
+        """What is foreseen is a node of ours, that can be returned."""
+        assert isinstance(cluster, Foreseeing)
+        after, back = cluster.foreseen(act, state), Act("clear", act.node, "", "repaired")
+        assert after.service in ("out", "draining") or act.kind != "drain"
+        assert cluster.landed(act, state, after) == "yes" or act.kind != "drain"
+        assert rest(cluster, act, after) == ()
+        assert cluster.plan(back, after)
+        assert cluster.foreseen(back, after).service == "in"
+
     # Kills ------------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("kind", ["drain", "reboot", "replace"])
@@ -369,6 +408,11 @@ def _not_requeued(cluster: Cluster, job: str, node: str) -> None:
     except ConfigurationError:
         calls = ()
     assert calls == ()
+
+
+def _outcomes(found: Sequence[Check]) -> set[str]:
+    assert all(one.what and one.text for one in found)
+    return {one.outcome for one in found}
 
 
 def _controls(text: str) -> list[str]:

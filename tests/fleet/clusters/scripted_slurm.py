@@ -37,11 +37,14 @@ class ScriptedSlurm:
     """The cluster.
 
     Attributes:
+        names: of all nodes.
         nodes: by name.
         jobs: by id.
         asked: how many commands and requests came.
         changed: what was done, in order.
         refuses, silent: whether changes are refused, and whether nobody answers.
+        config: what `scontrol show config` says.
+        level: what sacctmgr says of the user.
     """
 
     names: Sequence[str]
@@ -51,6 +54,8 @@ class ScriptedSlurm:
     changed: list[tuple[str, str]] = field(default_factory=list)
     refuses: bool = False
     silent: bool = False
+    config: dict[str, str] = field(default_factory=dict)
+    level: Answer = field(default_factory=lambda: Answer(0, "Administrator\n"))
 
     def __post_init__(self) -> None:
         self.reset()
@@ -58,6 +63,7 @@ class ScriptedSlurm:
     def reset(self) -> None:
         """All as at the beginning."""
         self.nodes = {name: Node() for name in self.names}
+        self.config = {"SlurmUser": "slurm(64030)", "RebootProgram": "/sbin/reboot", "MinJobAge": "300 sec"}
         self.jobs, self.changed, self.refuses, self.silent = {}, [], False, False
 
     def __call__(self, words: Sequence[str], timeout: float) -> Answer:
@@ -69,8 +75,16 @@ class ScriptedSlurm:
             case ["scontrol", "--all", "show", "node", name]:
                 node = self.nodes.get(name)
                 return Answer(1, f"Node {name} not found") if node is None else Answer(0, _shown(name, node))
+            case ["sinfo", *_] if "--states=idle" in words:
+                return Answer(0, "".join(f"{name}\n" for name, one in self.nodes.items() if one.flags == {"IDLE"}))
             case ["sinfo", *_]:
                 return Answer(0, "".join(f"{name} {'+'.join(sorted(one.flags))}\n" for name, one in self.nodes.items()))
+            case ["scontrol", "ping"]:
+                return Answer(0, "Slurmctld(primary) at head is UP\n")
+            case ["scontrol", "show", "config"]:
+                return Answer(0, "".join(f"{key:<24}= {value}\n" for key, value in self.config.items()))
+            case ["sacctmgr", *_]:
+                return self.level
             case ["squeue", *_]:
                 return Answer(0, "")
             case ["scontrol", "--all", "show", "job", name]:

@@ -243,6 +243,7 @@ class FakeCluster:
         """Whether what is called is among what was forbidden."""
         kinds = tuple(dict.fromkeys(call.words[1] for call in calls))
         with self._changing() as world:
+            _reachable(world)
             forbidden = [kind for kind in kinds if kind in world["faults"].get("forbidden", ())]
         what = f"right to {act.kind}"
         if forbidden:

@@ -29,7 +29,10 @@ _FORGETS = 60
 
 def check(ask: Ask, act: Act, *, hyperpod: bool) -> tuple[Check, ...]:
     """Whether Slurm answers, lets us do it, and is set up for it."""
-    found = [_ping(ask), _right(ask, f"right to {act.kind}")]
+    found = [_ping(ask)]
+    if found[0].outcome == "bad":
+        return tuple(found)
+    found.append(_right(ask, f"right to {act.kind}"))
     if act.kind == "reboot" and not hyperpod:
         found.append(_reboots(ask))
     if act.kind in HYPERPOD and hyperpod:
