@@ -19,6 +19,8 @@ from bitwitness.fleet.clusters.hyperpod_fake_world import World
 from tests.fleet.hyperpod.pod import Pod
 from tests.fleet.incidents import NOW
 
+pytest.register_assert_rewrite("tests.fleet.clusters.contract", "tests.fleet.clusters.kills")
+
 _OUTSIDE: list[str] = []
 
 

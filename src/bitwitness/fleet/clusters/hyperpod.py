@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ class HyperPodCluster:
         self._busy: frozenset[str] = frozenset()
         self._results: dict[str, str] = {}
         self._trouble, self._led = "", False
+        # What not every scheduler can say, this one can only where its scheduler can.
+        if callable(named := getattr(inner, "nodes", None)):
+            self.nodes: Callable[[], tuple[str, ...]] = named
+        if callable(foreseen := getattr(inner, "foreseen", None)):
+            self.foreseen = partial(hyperpod_plan.foreseen, foreseen=foreseen, way=self._way)
 
     # Looking ----------------------------------------------------------------------------------------------------------
 

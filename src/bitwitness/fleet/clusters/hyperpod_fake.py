@@ -6,6 +6,7 @@ It answers the calls that the adapter makes, and refuses what the service refuse
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -33,8 +34,6 @@ _XML = {
         "<ResponseMetadata><RequestId>1</RequestId></ResponseMetadata></SimulatePrincipalPolicyResponse>"
     ),
 }
-FRESH = {"service": "in", "reason": "", "by": "", "booted": "1", "instance": "1", "hidden": 0, "before": None}
-"""A node of a `FakeCluster` that has just come."""
 CALLER = "arn:aws:sts::111122223333:assumed-role/bitwitness/fake"
 """Whoever asks the fake."""
 
@@ -94,12 +93,15 @@ class FakeNodes(FakeCluster):
 
     Args:
         world: whose machines.
-        path: as for `FakeCluster`.
+        path, steps: as for `FakeCluster`.
     """
 
-    def __init__(self, world: World, path: Path | None = None) -> None:
+    def __init__(self, world: World, path: Path | None = None, *, steps: int = 1) -> None:
         self.world = world
-        super().__init__([self.name_of(one) for one in world.now()], path)
+        super().__init__([self.name_of(one) for one in world.now()], path, steps=steps)
+        fresh = FakeCluster(["new"])
+        with fresh._changing() as cluster:
+            self._new: dict[str, Any] = cluster["nodes"]["new"]
         world.went, world.came, world.rebooted = self._went, self._came, self._booted
 
     def name_of(self, machine: Machine) -> str:
@@ -124,7 +126,7 @@ class FakeNodes(FakeCluster):
     def _came(self, machine: Machine) -> None:
         if self.world.orchestrator == "eks":
             with self._changing() as cluster:
-                cluster["nodes"].setdefault(self.name_of(machine), dict(FRESH))
+                cluster["nodes"][self.name_of(machine)] = copy.deepcopy(self._new)
         else:
             self._booted(machine)
 

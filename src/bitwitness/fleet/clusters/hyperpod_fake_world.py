@@ -90,6 +90,7 @@ class World:
 
     Attributes:
         machines: by id, those that there are now.
+        done: `replace` or `reboot`, and to which machine, of everything that was done, in order.
         going, coming: how long a machine takes to go, and the next one to come after that.
         lag: how long a machine that is to go is shown as it was.
         check_takes: how long a deep health check takes.
@@ -119,6 +120,7 @@ class World:
         self.same_silicon, self.is_away, self.page = False, False, MOST_NODES * 4
         self.denied: set[str] = set()
         self.machines: dict[str, Machine] = {}
+        self.done: list[tuple[str, str]] = []
         self.went: Callable[[Machine], object] = _nothing
         self.came: Callable[[Machine], object] = _nothing
         self.rebooted: Callable[[Machine], object] = _nothing
@@ -162,6 +164,12 @@ class World:
         """How many requests there were of a kind, refused ones included."""
         with self._lock:
             return self._counts[operation]
+
+    @property
+    def requests(self) -> int:
+        """How many requests there were in all."""
+        with self._lock:
+            return sum(self._counts.values())
 
     def asked(self, operation: str) -> list[dict[str, Any]]:
         """The bodies of all requests of a kind, in order."""
@@ -340,6 +348,7 @@ class World:
             if code:
                 failed.append({"NodeId": node, "ErrorCode": code, "Message": f"{node}: {code}"})
             else:
+                self.done.append((act.__name__.removeprefix("_"), node))
                 act(self.machines[node])
                 successful.append(node)
         return {"Successful": successful, "Failed": failed}

@@ -8,7 +8,7 @@ old. A machine that was launched after the incident is not the one that was blam
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -330,6 +330,20 @@ def _mark(act: Act, now: NodeState, inner: Cluster) -> tuple[Call, ...]:
         return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), body),)
     as_if = replace(inner_of(now), service="in", raw="IDLE", reason="", awaits="")
     return inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
+
+
+def foreseen(act: Act, state: NodeState, *, foreseen: Callable[[Act, NodeState], NodeState], way: Way) -> NodeState:
+    """The node after an act that was carried out whole.
+
+    Args:
+        act: which.
+        state: of the node before.
+        foreseen: says it for the scheduler.
+        way: how the cluster is asked.
+    """
+    severe = act.kind in _BATCH and way.by != "reason"
+    after = foreseen(replace(act, kind="drain") if severe else act, inner_of(state))
+    return together(after, replace(seen_in(state), mark=act.incident or "by-hand"))
 
 
 def is_patch(call: Call) -> bool:

@@ -15,8 +15,8 @@ ACT_ACTIONS: Final = {
     "StartClusterHealthCheck": "sagemaker:StartClusterHealthCheck",
 }
 """What acting needs, by the name of the call."""
-REHEARSAL_ACTIONS: Final = ("iam:SimulatePrincipalPolicy", "sts:GetCallerIdentity")
-"""What asking about one's own permissions needs, and nothing else does."""
+REHEARSAL_ACTIONS: Final = ("iam:SimulatePrincipalPolicy",)
+"""What asking about one's own permissions needs, and nothing else does. Who one is (sts:GetCallerIdentity) everybody may ask."""
 
 HEALTH_LABEL: Final = "sagemaker.amazonaws.com/node-health-status"
 CHECK_LABEL: Final = "sagemaker.amazonaws.com/deep-health-check-status"
