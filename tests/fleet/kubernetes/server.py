@@ -13,8 +13,9 @@ import copy
 import json
 import re
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +41,33 @@ _VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete
 _CONFLICT = "Operation cannot be fulfilled: the object has been modified; please apply your changes to the latest version and try again"
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What a Role or a ClusterRole allows; `namespace` "" for all, `names` () for all objects."""
+
+    namespace: str
+    groups: tuple[str, ...]
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+def rules_of(objects: Iterable[Mapping[str, Any]]) -> list[Rule]:
+    """The rules of all roles among objects of a manifest."""
+    return [
+        Rule(
+            one["metadata"].get("namespace", "") if one["kind"] == "Role" else "",
+            tuple(rule["apiGroups"]),
+            tuple(rule["resources"]),
+            tuple(rule["verbs"]),
+            tuple(rule.get("resourceNames", ())),
+        )
+        for one in objects
+        if one["kind"] in ("Role", "ClusterRole")
+        for rule in one["rules"]
+    ]
+
+
 class KubernetesServer:
     """An API server on a free port of loopback, from `start()` to `stop()`; also a context manager."""
 
@@ -54,6 +82,7 @@ class KubernetesServer:
         """Seconds before an answer."""
         self._objects: dict[Key, dict[str, Any]] = {}
         self._forbidden: set[tuple[str, str]] = set()
+        self._rules: list[Rule] | None = None
         self._protected: set[str] = set()
         self._unknown: set[str] = set()
         self._before: dict[str, list[Change]] = {"nodes": [], "leases": []}
@@ -176,13 +205,19 @@ class KubernetesServer:
         return self.get("nodes", "", name)
 
     def clear(self) -> None:
-        """Have nothing, as at the beginning."""
+        """Have nothing and forbid nothing, as at the beginning."""
         with self._lock:
+            self._rules = None
             self._objects.clear()
             self.requests.clear()
             self.applied.clear()
             self._forbidden.clear()
             self._protected.clear()
+
+    def clear_objects(self) -> None:
+        """Have nothing, and forbid what is forbidden."""
+        with self._lock:
+            self._objects.clear()
 
     def names(self, plural: str) -> list[str]:
         """Of all objects of a kind."""
@@ -213,8 +248,13 @@ class KubernetesServer:
         """Allow it to nobody any more, e.g. `patch`, `nodes/status`."""
         self._forbidden.add((verb, resource))
 
+    def only(self, rules: Iterable[Rule]) -> None:
+        """Allow nothing but what these rules do."""
+        self._rules = list(rules)
+
     def allow(self) -> None:
         """Allow everything again."""
+        self._rules = None
         self._forbidden.clear()
 
     def protect(self, pod: str) -> None:
@@ -262,7 +302,7 @@ class KubernetesServer:
             raise kmock.KubernetesError(404, "PageNotFound", "the server could not find the requested resource")
         resource = f"{plural}/{request.subresource}" if request.subresource else plural
         verb = _VERBS.get(method) or ("get" if request.name else "list")
-        if (verb, resource) in self._forbidden:
+        if not self._may(verb, resource, str(request.resource.group), request.namespace or "", request.name or ""):
             text = f'{plural} is forbidden: User "system:serviceaccount:bitwitness:fleet" cannot {verb} resource "{resource}"'
             raise kmock.KubernetesError(403, "Forbidden", text)
         if method == "GET":
@@ -283,7 +323,20 @@ class KubernetesServer:
         what = asked["spec"]["resourceAttributes"]
         sub = what.get("subresource", "")
         resource = f"{what['resource']}/{sub}" if sub else what["resource"]
-        return {"status": {"allowed": (what["verb"], resource) not in self._forbidden}}
+        where, name = what.get("namespace", ""), what.get("name", "")
+        return {"status": {"allowed": self._may(what["verb"], resource, what.get("group", ""), where, name)}}
+
+    def _may(self, verb: str, resource: str, group: str, namespace: str, name: str) -> bool:
+        if (verb, resource) in self._forbidden:
+            return False
+        return self._rules is None or any(
+            verb in rule.verbs
+            and resource in rule.resources
+            and group in rule.groups
+            and rule.namespace in ("", namespace)
+            and (not rule.names or name in rule.names)
+            for rule in self._rules
+        )
 
     def _read(self, request: Any, plural: str) -> dict[str, Any]:
         with self._lock:

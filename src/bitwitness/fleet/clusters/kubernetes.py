@@ -54,7 +54,7 @@ _CALLS = {
     "evict": re.compile(rf"POST /api/v1/namespaces/{_NAME}/pods/({_NAME})/eviction"),
 }
 _TRIES, _PAUSE = 4, 0.05
-_OBSERVED = 64
+_OBSERVED, _LATELY = 64, 3600.0
 
 
 class KubernetesCluster:
@@ -94,7 +94,8 @@ class KubernetesCluster:
         self.api = api
         self._taint, self._evict, self._nodes, self._execute, self._pause = taint, evict, nodes, execute, pause
         self._lease = Lease(api, lease, identity, ticks) if lease else None
-        self._misnamed: dict[str, str] = {}
+        self._ticks = ticks
+        self._misnamed: dict[str, tuple[float, str]] = {}
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
@@ -125,8 +126,9 @@ class KubernetesCluster:
         )
 
     def troubles(self) -> Mapping[str, str]:
-        """Names of nodes that are names of pods."""
-        return dict(self._misnamed)
+        """Names of nodes that are names of pods, and were asked for lately."""
+        now = self._ticks()
+        return {name: text for name, (since, text) in self._misnamed.items() if now - since < _LATELY}
 
     def _why_absent(self, node: str) -> str:
         """Whether the name is that of a pod: where the job was not told its node, its host's name is the pod's.
@@ -145,7 +147,7 @@ class KubernetesCluster:
             "its pods by fieldRef: {fieldPath: spec.nodeName}; on which node this one was then, nobody can tell"
         )
         if len(self._misnamed) < _OBSERVED or node in self._misnamed:
-            self._misnamed[node] = f"an incident names {node}: {said}"
+            self._misnamed[node] = (self._ticks(), f"an incident names {node}: {said}")
         return said
 
     # Acting -----------------------------------------------------------------------------------------------------------
