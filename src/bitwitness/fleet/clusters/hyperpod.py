@@ -367,6 +367,7 @@ def from_settings(settings: Mapping[str, Any]) -> HyperPodCluster:
     name = texts["cluster_name"] or config.name
     if not name:
         raise ConfigurationError("which HyperPod cluster? cluster_name = ..., or its resource_config.json")
+    inner, script = _inner(orchestrator, settings, by=by, timeout=timeout)
     api = SageMakerApi(
         name,
         region=texts["region"],
@@ -375,7 +376,6 @@ def from_settings(settings: Mapping[str, Any]) -> HyperPodCluster:
         timeout=float(timeout),
         arn=config.arn if config.name == name else "",
     )
-    inner, script = _inner(orchestrator, settings, by=by, timeout=timeout)
     return HyperPodCluster(
         inner, api, by=by, deep_health_check=checks, orchestrator=orchestrator, config=config, script=script
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError, MissingExtra
@@ -26,7 +27,6 @@ try:
         CredentialRetrievalError,
         EndpointConnectionError,
         NoCredentialsError,
-        NoRegionError,
         PartialCredentialsError,
         ProfileNotFound,
         ReadTimeoutError,
@@ -128,23 +128,34 @@ class SageMakerApi:
         self.name = limits.cluster_name(name)
         self._arn = arn or (name if name.startswith("arn:") else "")
         self._config: dict[str, Any] = {"connect_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
+        self._where = {"endpoint_url": endpoint_url} if endpoint_url else {}
         try:
             self._session = _BOTO.session.Session(region_name=region or None, profile_name=profile or None)
-            self.region = str(self._session.region_name or "")
-            where = {"endpoint_url": endpoint_url} if endpoint_url else {}
-            self._reads = self._session.client("sagemaker", config=self._tries(2), **where)
-            self._acts = self._session.client("sagemaker", config=self._tries(1), **where)
-        except NoRegionError as error:
-            raise ConfigurationError(
-                "no region of AWS is known: set cluster.region, or AWS_REGION, or that of a profile"
-            ) from error
         except ProfileNotFound as error:
             raise ConfigurationError(f"cluster.profile: {error}") from error
         except (BotoCoreError, ValueError) as error:
-            raise ConfigurationError(f"SageMaker cannot be set up: {one_line(str(error), 300)}") from error
+            raise ConfigurationError(f"AWS cannot be set up: {one_line(str(error), 300)}") from error
+        self.region = str(self._session.region_name or "")
+        if not self.region:
+            raise ConfigurationError(
+                "no region of AWS is known: set cluster.region, or AWS_REGION, or that of a profile"
+            )
 
-    def _tries(self, attempts: int) -> Any:
-        return Config(retries={"mode": "standard", "total_max_attempts": attempts}, **self._config)
+    @cached_property
+    def _reads(self) -> Any:
+        return self._client("sagemaker", 2, **self._where)
+
+    @cached_property
+    def _acts(self) -> Any:
+        return self._client("sagemaker", 1, **self._where)
+
+    def _client(self, service: str, attempts: int = 2, **where: str) -> Any:
+        """A client of a service that sends a request so often at most."""
+        config = Config(retries={"mode": "standard", "total_max_attempts": attempts}, **self._config)
+        try:
+            return self._session.client(service, config=config, **where)
+        except (BotoCoreError, ValueError) as error:
+            raise ClusterError(f"{service} cannot be asked: {one_line(str(error), 300)}", refused=True) from error
 
     @property
     def arn(self) -> str:
@@ -260,12 +271,6 @@ class SageMakerApi:
 
         results = self._guarded("iam:SimulatePrincipalPolicy", ask).get("EvaluationResults") or ()
         return {str(one.get("EvalActionName")): str(one.get("EvalDecision")) for one in results}
-
-    def _client(self, service: str) -> Any:
-        try:
-            return self._session.client(service, config=self._tries(2))
-        except BotoCoreError as error:
-            raise ClusterError(f"{service} cannot be asked: {one_line(str(error))}") from error
 
     # One request ------------------------------------------------------------------------------------------------------
 

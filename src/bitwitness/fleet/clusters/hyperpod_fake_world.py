@@ -113,7 +113,7 @@ class World:
     ) -> None:
         if not _CLUSTER.fullmatch(name):
             raise ValueError(f"no name of a cluster: {name!r}")
-        self.name, self.groups, self.orchestrator = name, dict(groups), orchestrator
+        self.name, self.arn, self.groups, self.orchestrator = name, _ARN, dict(groups), orchestrator
         self.recovery, self.continuous, self.status = recovery, continuous, "InService"
         self.going, self.coming, self.lag = timedelta(minutes=2), timedelta(minutes=25), timedelta(0)
         self.check_takes = timedelta(hours=1)
@@ -212,7 +212,7 @@ class World:
             self.note(operation)
             self._bodies.append((operation, body))
             self._refuse(operation)
-            if body.get("ClusterName") not in (self.name, _ARN):
+            if body.get("ClusterName") not in (self.name, self.arn):
                 raise Refusal("ResourceNotFound", f"Cluster {body.get('ClusterName')} was not found")
             answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
                 "DescribeCluster": self._describe,
