@@ -273,6 +273,12 @@ def test_a_machine_is_told_by_its_kernel(tmp_path: Path) -> None:
     assert machine({**IN_POD, "NODE_NAME": "gpu-3"}, file)
     assert machine({"BITWITNESS_NODE": "node-0"}, file) == ""
     assert machine({"SLURMD_NODENAME": "n0"}, file) == ""
+    assert machine({"SLURMD_NODENAME": "n0", "BITWITNESS_NODE": "n0"}, file) == ""
+    # What a supervisor has found out by itself and tells its workers is nobody's word.
+    assert machine({**IN_POD, "BITWITNESS_NODE": "pod_host-7"}, file)
+    assert machine({**IN_POD, "BITWITNESS_NODE": "gpu-3", "NODE_NAME": "gpu-3"}, file)
+    assert machine({"BITWITNESS_NODE": "host-7"}, file)
+    assert machine({**IN_POD, "BITWITNESS_NODE": "kind-worker", "NODE_NAME": ""}, file) == ""
     for garbage in ("", "?", "x" * 36):
         file.write_text(garbage)
         assert machine({}, file) == ""

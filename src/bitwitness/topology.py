@@ -243,13 +243,16 @@ def pod_name(environment: Mapping[str, str], namespace: Path = NAMESPACE) -> str
     return f"{_pod_namespace(environment, namespace)}/{name}".removeprefix("/")
 
 
-def machine(environment: Mapping[str, str], boot_id: Path = BOOT_ID) -> str:
+def machine(environment: Mapping[str, str], boot_id: Path = BOOT_ID, resource_config: Path = RESOURCE_CONFIG) -> str:
     """What all containers of this machine have in common and no other machine has, by which two names for one machine show.
 
-    Empty where it cannot be told, and where somebody has said which node this is and must know: `BITWITNESS_NODE` (nodes that are
-    played on one machine), `SLURMD_NODENAME` (several slurmd on one).
+    Empty where it cannot be told, and where somebody has said which node this is and must know: `SLURMD_NODENAME` (several slurmd
+    on one machine), and `BITWITNESS_NODE` (nodes that are played on one). A supervisor sets that for its workers to what it has found
+    out itself: one that says what would be found without it is nobody's word.
     """
-    if any(environment.get(variable, "").strip() for variable in ("BITWITNESS_NODE", "SLURMD_NODENAME")):
+    said = environment.get("BITWITNESS_NODE", "").strip()
+    rest = {name: value for name, value in environment.items() if name != "BITWITNESS_NODE"}
+    if environment.get("SLURMD_NODENAME", "").strip() or (said and said != node_name(rest, resource_config)):
         return ""
     try:
         found = boot_id.read_text(encoding="ascii").strip()
