@@ -91,7 +91,7 @@ def test_asking_nvsentinel_changes_one_annotation_and_a_label(world: World, clus
     new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
     assert new == old
     now = cluster.look("n0")
-    assert (now.service, now.ours, "NVSentinel was asked" in now.raw) == ("in", False, True)
+    assert (now.service, now.ours, now.raw) == ("in", False, "Ready,NVSentinel was asked")
     assert cluster.landed(DRAIN, before, now) == "no"
     assert [method for method, _ in world.server.writes()] == ["PATCH"]
 
@@ -160,7 +160,7 @@ def test_a_person_who_uncordons_is_not_overruled(world: World, cluster: NVSentin
             world.forget()
         world.work()
         now = cluster.look("n0")
-        assert (now.service, "uncordoned by hand" in now.raw) == ("in", True)
+        assert (now.service, now.raw) == ("in", "Ready,uncordoned by hand after NVSentinel had it")
         assert len(world.connector.taken) == 1
         assert cluster.landed(DRAIN, before, now) == "yes"  # it had, and is theirs to undo
         with pytest.raises(ConfigurationError, match="a person has returned it"):

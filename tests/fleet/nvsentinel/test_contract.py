@@ -47,10 +47,38 @@ class NVSentinelBench(KubernetesBench):
         self.world.work()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[KubernetesServer]:
+    """One for all tests: each begins with an empty one."""
+    with KubernetesServer() as made:
+        yield made
+
+
+def begun(server: KubernetesServer, folder: Path, strategy: Strategy) -> Iterator[NVSentinelBench]:
+    made = NVSentinelBench(server, folder, strategy)
+    yield made
+    made.world.end()
+    server.down()  # a test may have left it so
+    server.up()
+
+
 class TestExecuteRemediation(Contract):
     @pytest.fixture
-    def bench(self, tmp_path: Path) -> Iterator[NVSentinelBench]:
-        with KubernetesServer() as server:
-            made = NVSentinelBench(server, tmp_path, "EXECUTE_REMEDIATION")
-            yield made
-            made.world.end()
+    def bench(self, server: KubernetesServer, tmp_path: Path) -> Iterator[NVSentinelBench]:
+        yield from begun(server, tmp_path, "EXECUTE_REMEDIATION")
+
+
+class TestStoreOnly:
+    """We cordon, so the rest of the contract is kept by the adapter of Kubernetes that does it, and tested there."""
+
+    @pytest.fixture
+    def bench(self, server: KubernetesServer, tmp_path: Path) -> Iterator[NVSentinelBench]:
+        yield from begun(server, tmp_path, "STORE_ONLY")
+
+    test_a_node_that_is_not_there = Contract.test_a_node_that_is_not_there
+    test_out_and_in_again = Contract.test_out_and_in_again
+    test_what_is_left_of_a_drain_is_told_until_it_is_done = (
+        Contract.test_what_is_left_of_a_drain_is_told_until_it_is_done
+    )
+    test_what_somebody_else_took_out_is_theirs = Contract.test_what_somebody_else_took_out_is_theirs
+    test_a_node_that_a_person_has_returned_is_in = Contract.test_a_node_that_a_person_has_returned_is_in

@@ -54,8 +54,9 @@ def with_quarantine(state: NodeState, node: Mapping[str, Any]) -> NodeState:
         "managed": managed,
     }
     reason, by = _whose(state, held)
-    raw = ",".join([state.raw, *_words(state, held, managed)])
-    return replace(state, raw=raw, reason=reason, reason_by=by, more={**state.more, _MORE: more})
+    words = [word for word in state.raw.split(",") if asked(state) is None or not word.startswith("uncordoned by hand")]
+    shown = replace(state, reason=reason, reason_by=by, more={**state.more, _MORE: more})
+    return replace(shown, raw=",".join([*words, *_words(shown, held, managed)]))
 
 
 def quarantine(state: NodeState) -> Quarantine:
