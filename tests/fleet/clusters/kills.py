@@ -43,13 +43,18 @@ class Killed(BaseException):
 
 
 class Scene:
-    """A run, a state and a controller, upon a bench."""
+    """A run, a state and a controller, upon a bench.
+
+    Attributes:
+        last: the call that `kill_at` has seen last.
+    """
 
     def __init__(self, bench: Bench, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.bench, self.folder, self.clock, self.listener = bench, folder, HandClock(), Listener()
         self.where = topology(bench.nodes, per_node=1)
         self.heard: list[Signal] = []
+        self.last = Call(())
         self.cluster: Cluster
         self.state: State
         self.controller: Controller
@@ -128,10 +133,6 @@ class Scene:
         """Which acts were done."""
         return [one.act.kind for one in Book(self.state).intents() if one.outcome == "done"]
 
-    def once_begun(self) -> bool:
-        """Whether a call was begun that must not be made twice."""
-        return any(one.record.get("once") for one in self.state.history() if one.what == "call")
-
     def told(self) -> list[str]:
         """Subjects of what was delivered."""
         return [one.subject for one in self.listener.got]
@@ -150,6 +151,7 @@ def kill_at(scene: Scene, when: str, number: int, what: Callable[[Cluster], obje
 
     def carried(call: Call) -> str:
         made[0] += 1
+        scene.last = call
         if when == "before" and made[0] == number:
             raise Killed
         said = carry_out(call)

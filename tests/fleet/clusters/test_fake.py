@@ -25,7 +25,7 @@ class FakeBench:
     """A fake cluster in a file."""
 
     nodes: tuple[str, ...] = NODES
-    once = frozenset({"reboot", "replace"})
+    once = frozenset({"drain", "reboot", "replace"})
 
     def __init__(self, file: Path, steps: int) -> None:
         self._file, self._steps = file, steps

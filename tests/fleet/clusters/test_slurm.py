@@ -23,7 +23,7 @@ class SlurmBench:
     """A Slurm in memory; with an address, through slurmrestd."""
 
     nodes: tuple[str, ...] = NODES
-    once = frozenset({"reboot", "Action:Reboot", "Action:Replace"})
+    once = frozenset({"DRAIN", "reboot", "Action:Reboot", "Action:Replace"})
 
     def __init__(self, world: ScriptedSlurm, *, hyperpod: bool = False, where: str = "") -> None:
         self._world, self._hyperpod, self._where = world, hyperpod, where
