@@ -42,7 +42,7 @@ from bitwitness.fleet.clusters.kubernetes_api import (
     in_cluster,
     own_namespace,
 )
-from bitwitness.fleet.clusters.kubernetes_lease import Lease
+from bitwitness.fleet.clusters.kubernetes_lease import TICKS, Lease
 from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key
 
 _SETTINGS = {"kind", "kubeconfig", "context", "timeout", "taint", "evict", "lease", "nodes"}
@@ -86,7 +86,7 @@ class KubernetesCluster:
         nodes: str = "",
         execute: bool = False,
         identity: str = "",
-        ticks: Callable[[], float] = time.monotonic,
+        ticks: Callable[[], float] = TICKS,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         if taint and not is_key(taint):
@@ -294,7 +294,9 @@ def from_settings(settings: Mapping[str, Any]) -> KubernetesCluster:
         raise ConfigurationError(f"cluster.evict is true or false, not {evict!r:.80}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
         raise ConfigurationError(f"cluster.timeout is a number of seconds, not {timeout!r:.80}")
-    defaults = {"kubeconfig": "", "context": "", "taint": SUSPECT, "lease": _own_lease(), "nodes": ""}
+    elsewhere = bool(settings.get("kubeconfig") or settings.get("context"))
+    lease = "" if elsewhere else _own_lease()
+    defaults = {"kubeconfig": "", "context": "", "taint": SUSPECT, "lease": lease, "nodes": ""}
     texts = {name: settings.get(name, default) for name, default in defaults.items()}
     for name, value in texts.items():
         if not isinstance(value, str):
@@ -304,6 +306,7 @@ def from_settings(settings: Mapping[str, Any]) -> KubernetesCluster:
 
 
 def _own_lease() -> str:
+    """The lease of a controller that runs in the cluster on which it acts; "" outside of one."""
     namespace = own_namespace() if in_cluster() else ""
     return f"{namespace}/bitwitness-fleet" if namespace else ""
 

@@ -8,6 +8,7 @@ patch names its type and in what they make of an error. What the server says is 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ _PAGE = 250
 _PAGES = 1000
 ABSENT, CONFLICT, TOO_MANY = 404, 409, 429
 _OK = range(200, 300)
+_MAY_BE_DONE = 500
+"""From which status on a server that says that it failed may have done what it was asked for."""
 _PATH = re.compile(
     r"/(?:api/v1|apis/([a-z0-9.-]+)/v[0-9a-z]+)(?:/namespaces/([^/]+)(?=/))?/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?"
 )
@@ -46,7 +49,7 @@ class Refused(ClusterError):
     """The API server answered with an error; `status` is its HTTP status and `reason` its word, e.g. `AlreadyExists`."""
 
     def __init__(self, text: str, status: int, reason: str = "") -> None:
-        super().__init__(text)
+        super().__init__(text, refused=status < _MAY_BE_DONE)
         self.status, self.reason = status, reason
 
     def __reduce__(self) -> tuple[type[Refused], tuple[str, int, str]]:
@@ -182,7 +185,7 @@ class KubernetesApi:
             self._client.update_params_for_auth(headers, [], ["BearerToken"])
             status, content = self._exchange(what, method, url, headers, None if body is None else json.dumps(body))
         except urllib3.exceptions.NewConnectionError as error:  # in some versions one of the time-outs
-            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}") from error
+            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}", refused=True) from error
         except urllib3.exceptions.TimeoutError as error:
             raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -233,6 +236,8 @@ def in_cluster() -> bool:
 
 def own_namespace() -> str:
     """The namespace of this pod, or "" outside of one."""
+    if told := os.environ.get("POD_NAMESPACE", ""):
+        return told
     try:
         return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

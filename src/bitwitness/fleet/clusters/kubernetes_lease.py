@@ -12,13 +12,13 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clock import Clock
 from bitwitness.fleet.clusters.kubernetes_api import CONFLICT, KubernetesApi, Refused
 from bitwitness.fleet.clusters.kubernetes_reading import part, text
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 DURATION = 30
 """Seconds after which a lease that nobody renews is over; it is renewed after a third of them."""
+TICKS: Callable[[], float] = Clock().ticks
+"""Seconds that pass, also while the machine sleeps."""
 _GROUP = "coordination.k8s.io/v1"
 _NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)")
 
@@ -45,15 +47,13 @@ class Lease:
         api: the API server that keeps it.
         name: `namespace/name`.
         identity: of this process, which no other one has; made up where it is empty.
-        ticks: seconds that pass, whatever happens to the time of day.
+        ticks: seconds that pass, whatever happens to the time of day, and also while the machine sleeps.
 
     Raises:
         ConfigurationError: the name is none.
     """
 
-    def __init__(
-        self, api: KubernetesApi, name: str, identity: str = "", ticks: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, api: KubernetesApi, name: str, identity: str = "", ticks: Callable[[], float] = TICKS) -> None:
         found = _NAME.fullmatch(name)
         if found is None:
             raise ConfigurationError(f"cluster.lease reads NAMESPACE/NAME, not {name!r:.120}")
@@ -111,8 +111,9 @@ class Lease:
             return  # a person's command, which does not lead
         if self._age() >= DURATION:
             raise ClusterError(f"the lease {self.name} was not renewed for {DURATION} s: nothing is done without it")
-        if holder := self.leader():
-            raise ClusterError(f"{holder} leads on this cluster ({self.name}): nothing is done here")
+        holder = self.leader()
+        if holder or self._age() >= DURATION:  # the renewal itself may have taken long
+            raise ClusterError(f"{holder or 'nobody'} leads on this cluster ({self.name}): nothing is done here")
 
     def resign(self) -> None:
         """Give it up, if this process has it, so that another one need not wait; never raises."""
