@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -335,8 +336,9 @@ def test_a_label_that_keeps_nvsentinel_off_is_bad_where_it_has_to_act(world: Wor
     assert outcomes == ["unknown", "bad"]
 
 
-def test_the_rule_is_an_entry_of_the_charts_list() -> None:
+def test_the_rule_is_an_entry_of_the_charts_list_and_the_one_in_the_guide() -> None:
     (rule,) = yaml.safe_load(RULE)
-    assert rule["cordon"] == {"shouldCordon": True}
-    assert [one["kind"] for one in rule["match"]["all"]] == ["HealthEvent", "Node"]
     assert rule["match"]["all"][0]["expression"] == "event.agent == 'bitwitness' && event.isFatal == true"
+    guide = (Path(__file__).parents[3] / "docs" / "nvsentinel.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert yaml.safe_load(shown) == {"fault-quarantine": {"ruleSets": [rule]}}

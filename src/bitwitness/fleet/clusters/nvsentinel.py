@@ -35,19 +35,13 @@ _RETURNS = 120.0
 """Seconds that NVSentinel and the agent of a node may take to return it: the agent looks every 15 s."""
 _PAUSE = 2.0
 
-RULE = f"""- name: {AGENT}
-  version: "1"
-  enabled: true
-  match:
-    all:
-      - kind: HealthEvent
-        expression: "event.agent == '{AGENT}' && event.isFatal == true"
-      - kind: Node
-        expression: "!('{OPTED_OUT}' in node.metadata.labels && node.metadata.labels['{OPTED_OUT}'] == 'false')"
-  cordon:
-    shouldCordon: true
-"""
-"""The rule that fault-quarantine needs, as an entry of `fault-quarantine.ruleSets` of its Helm chart; none of its own is about us."""
+RULE = (
+    f'- {{name: {AGENT}, version: "1", enabled: true, match: {{all: ['
+    f"{{kind: HealthEvent, expression: \"event.agent == '{AGENT}' && event.isFatal == true\"}}, "
+    f"{{kind: Node, expression: \"!('{OPTED_OUT}' in node.metadata.labels && node.metadata.labels['{OPTED_OUT}'] == 'false')\"}}"
+    "]}, cordon: {shouldCordon: true}}"
+)
+"""The rule that fault-quarantine needs, as one line of YAML: an entry of `fault-quarantine.ruleSets` of its Helm chart; none of its own is about us."""
 
 
 class NVSentinelCluster:
@@ -248,7 +242,7 @@ def _checks(node: str, state: NodeState, through: bool) -> tuple[Check, ...]:
         "a rule of fault-quarantine about us",
         "unknown",
         "its rules stand in its own configuration; without one about us it cordons nothing",
-        f"have this in fault-quarantine.ruleSets of NVSentinel's values, beside all others (Helm replaces the whole list):\n{RULE}",
+        f"have this in fault-quarantine.ruleSets of NVSentinel's values, beside all others (Helm replaces the whole list): {RULE}",
     )
     return managed, agent, rule
 
