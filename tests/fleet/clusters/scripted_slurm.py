@@ -79,6 +79,9 @@ class ScriptedSlurm:
                 return Answer(0, "".join(f"{name}\n" for name, one in self.nodes.items() if one.flags == {"IDLE"}))
             case ["sinfo", *_]:
                 return Answer(0, "".join(f"{name} {'+'.join(sorted(one.flags))}\n" for name, one in self.nodes.items()))
+            case ["scontrol", "shutdown"]:
+                self.changed.append(("shutdown", ""))
+                return Answer(0, "")
             case ["scontrol", "ping"]:
                 return Answer(0, "Slurmctld(primary) at head is UP\n")
             case ["scontrol", "show", "config"]:

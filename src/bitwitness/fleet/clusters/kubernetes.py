@@ -125,6 +125,11 @@ class KubernetesCluster:
             self.api.all("/api/v1/nodes", {"labelSelector": self._nodes} if self._nodes else None)
         )
 
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that count."""
+        query = {"labelSelector": self._nodes} if self._nodes else None
+        return tuple(kubernetes_reading.text(one, "metadata", "name") for one in self.api.all("/api/v1/nodes", query))
+
     def troubles(self) -> Mapping[str, str]:
         """Names of nodes that are names of pods, and were asked for lately."""
         now = self._ticks()
@@ -243,6 +248,10 @@ class KubernetesCluster:
             self._check_census(),
             *lease,
         )
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act."""
+        return kubernetes_plan.foreseen(act, state, key=self._taint)
 
     def _check_census(self) -> Check:
         what = "size of the cluster"

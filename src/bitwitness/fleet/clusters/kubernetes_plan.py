@@ -9,10 +9,11 @@ Event was made before, and is not looked for) and evictions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fleet.clusters.base import TAG, Act, Call, Landed, NodeState, valid_node
+from bitwitness.fleet.clusters.base import TAG, Act, Call, Landed, NodeState, one_line, valid_node
 from bitwitness.fleet.clusters.kubernetes_reading import annotation_of
 from bitwitness.fleet.clusters.kubernetes_words import (
     BY_HAND,
@@ -78,6 +79,21 @@ def rest(act: Act, now: NodeState, *, evict: bool) -> tuple[Call, ...]:
     if now.more.get("told"):
         show = show[1:]
     return (*show, *(_evictions(now) if evict else ()))
+
+
+def foreseen(act: Act, state: NodeState, *, key: str) -> NodeState:
+    """A node after a drain or a return that was carried out whole."""
+    incident, more = _incident(act), dict(state.more)
+    if act.kind == "clear":
+        more |= {"annotation": "", "label": "", "unschedulable": False, "taints": _taints(state, key, "")}
+        shown = condition("False", "", "Cleared", "")
+        return replace(state, service="in", reason="", reason_by="", more={**more, "condition": shown, "told": False})
+    new = Suspicion(incident, act.reason, act.devices, str(more.get("time", "")), _is_schedulable(state))
+    more |= {"annotation": new.text(), "label": label_value(incident), "unschedulable": True, "pods": []}
+    shown = condition("True", message(incident, act.reason, act.devices), "CorruptionAttributed", "")
+    more |= {"taints": _taints(state, key, incident), "condition": shown, "told": True}
+    reason = one_line(f"{TAG} {incident}: {act.reason}", 400)
+    return replace(state, service="out", reason=reason, reason_by=TAG, more=more)
 
 
 def untold(now: NodeState) -> str:
