@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from bitwitness._version import __version__
+from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.main import cli
 from bitwitness.fleet.clusters import hyperpod_words
 from bitwitness.fleet.clusters.kubernetes_lease import DURATION
@@ -187,6 +188,7 @@ def test_our_own_program_understands_every_command(folder: str) -> None:
                     assert {**checked, "check": False} == own, "the probe asks about another agent than this one"
     watch = next(params for name, params in seen if name == "watch")
     assert watch["listen"] == ("0.0.0.0", 9470)
+    assert watch["state"] == STATE, "then a person's commands in the pod need not name it"
     assert not watch["act"], "whether it acts stands in the policy, where people look for it"
     assert watch["parents"] == ((Path("/runs"),) if folder == "shared-runs" else ())
 
@@ -284,8 +286,9 @@ def test_policies_only_observe(folder: str, tmp_path: Path, monkeypatch: pytest.
     }
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(json.dumps(config), encoding="utf-8")
-    inner = {"kubeconfig": str(kubeconfig)}
-    settings = {**policy.cluster, **(inner if policy.cluster["kind"] == "kubernetes" else {"kubernetes": inner})}
+    settings = dict(policy.cluster)
+    inner = settings if settings["kind"] == "kubernetes" else settings.setdefault("kubernetes", {})
+    inner["kubeconfig"] = str(kubeconfig)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     file.write_text(

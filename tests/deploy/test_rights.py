@@ -11,7 +11,7 @@ from bitwitness.fleet.agent_node import NodeReader
 from bitwitness.fleet.clusters.base import Act
 from bitwitness.fleet.clusters.kubernetes import KubernetesCluster
 from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi, Permission, permission_for
-from tests.deploy.manifests import Manifest, of_kind, rendered, the
+from tests.deploy.manifests import EXAMPLES, Manifest, documents, of_kind, rendered, the
 from tests.fleet.kubernetes.server import KubernetesServer
 
 LEASE = "bitwitness/bitwitness-fleet"
@@ -106,7 +106,9 @@ def test_the_rights_that_are_compared_are_all_there_is() -> None:
         for binding in (*of_kind(made, "ClusterRoleBinding"), *of_kind(made, "RoleBinding")):
             assert [one["kind"] for one in binding["subjects"]] == ["ServiceAccount"]
             the(made, binding["roleRef"]["kind"], binding["roleRef"]["name"])
-        assert granted(made, "bitwitness-fleet") == granted(rendered("base"), "bitwitness-fleet")
+        evicts = "evict = true" in the(made, "ConfigMap", "bitwitness-policy")["data"]["fleet.toml"]
+        whole = rendered("base", "evict") if evicts else rendered("base")
+        assert granted(made, "bitwitness-fleet") == granted(whole, "bitwitness-fleet")
 
 
 def test_the_agent_may_get_nodes_where_it_asks_for_its_own_and_nothing_elsewhere(
@@ -116,6 +118,25 @@ def test_the_agent_may_get_nodes_where_it_asks_for_its_own_and_nothing_elsewhere
     NodeReader(KubernetesApi.load(str(server.kubeconfig(tmp_path / "config"))), "n1").look()
     assert used(server) == {Permission("get", "nodes")} == granted(rendered("overlays/nvsentinel"), "bitwitness-agent")
     assert granted(rendered("overlays/default"), "bitwitness-agent") == set()
+
+
+@pytest.mark.parametrize(("file", "plural"), [
+    ("job", "jobs"), ("jobset", "jobsets"), ("pytorchjob", "pytorchjobs"), ("trainjob", "trainjobs"), ("hyperpod-pytorchjob", "pytorchjobs"),
+])  # fmt: skip
+def test_a_rehearsal_finds_nothing_wrong_with_the_examples(
+    server: KubernetesServer, tmp_path: Path, file: str, plural: str
+) -> None:
+    *_, made = documents(EXAMPLES / f"{file}.yaml")
+    server.add(plural, "ml", "train", spec=made["spec"], status={})
+    if file == "trainjob":
+        runtime = documents(EXAMPLES / "trainjob.yaml")[0]["spec"]["template"]["spec"]
+        server.add("jobsets", "ml", "train", spec=runtime, status={})  # as Trainer makes it of the runtime
+    api = KubernetesApi.load(str(server.kubeconfig(tmp_path / "config")))
+    found = {evict: KubernetesCluster(api, evict=evict).check_job(f"ml/{plural[:-1]}/train") for evict in (False, True)}
+    assert len(found[True]) > 2
+    assert [one for one in found[True] if one.outcome == "bad"] == []
+    wrong = [one for one in found[False] if one.outcome == "bad"]
+    assert bool(wrong) == file.startswith("hyperpod"), "OnFailure stays on a cordoned node unless its pod is evicted"
 
 
 def test_a_lease_is_the_only_thing_that_is_named(server: KubernetesServer) -> None:
