@@ -144,6 +144,16 @@ def test_another_node_than_the_one_that_was_seen_is_never_meant(place: Eks) -> N
         cluster.plan(act("replace", place.node), other)
 
 
+def test_a_node_of_eks_that_is_not_hyperpods_is_drained_and_never_replaced(place: Eks) -> None:
+    cluster, name = place.cluster(), place.machine.host  # whose address a machine of HyperPod's has as well
+    place.server.add_node(name)
+    state = cluster.look(name)
+    assert (state.service, state.instance) == ("in", "")
+    with pytest.raises(ConfigurationError, match="no node of HyperPod's"):
+        cluster.plan(act("replace", name), state)
+    assert cluster.plan(act("drain", name), state)[0].words == ("PATCH", f"/api/v1/nodes/{name}")
+
+
 def test_without_the_lead_nothing_is_asked_of_sagemaker(place: Eks) -> None:
     one = place.cluster(kubernetes={"lease": "bitwitness/fleet"})
     two = place.cluster(kubernetes={"lease": "bitwitness/fleet"})

@@ -56,6 +56,9 @@ def test_a_slurm_node_is_the_machine_with_its_name_or_address() -> None:
     assert is_called(machine(), "ip-10-0-0-70") is False
     assert is_called(machine(host="", address="10.0.0.7"), "ip-10-0-0-7") is True
     assert is_called(machine(host=""), "ip-10-0-0-7") is None
+    assert is_called(machine(address="10.0.0.7"), "ip-10-0-0-7.ec2.internal") is True
+    assert is_called(machine(address="10.0.0.8"), "ip-10-0-0-8") is None  # its name says otherwise
+    assert is_called(machine(address="10.0.0.8"), "ip-10-0-0-9") is False
     found = find("ip-10-0-0-7", [machine(), machine(B, host="ip-10-0-0-8.ec2.internal")])
     assert found == machine()
     assert find("ip-10-0-0-9", [machine()]) is None

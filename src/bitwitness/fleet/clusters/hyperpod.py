@@ -49,6 +49,8 @@ from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, 
 _BY: dict[str, tuple[By, ...]] = {"eks": ("api", "labels"), "slurm": ("api", "reason")}
 _ONCE = 600.0
 """Seconds in which the deep health check of a machine is not asked for a second time by one process: it shows after minutes."""
+_HANGS, _PAUSE = 5.0, 60.0
+"""Seconds after which SageMaker hangs where it then fails, and for which it is not asked about machines after that."""
 _FRESH = 600.0
 """Seconds for which what was read of a machine counts as what is wrong now."""
 
@@ -100,7 +102,7 @@ class HyperPodCluster:
         self._roles: dict[str, str] = {}
         self._busy: frozenset[str] = frozenset()
         self._results: dict[str, str] = {}
-        self._trouble, self._led = "", False
+        self._trouble, self._asked_from, self._led = ("", 0.0), float("-inf"), False
         # What not every scheduler can say, this one can only where its scheduler can.
         if callable(named := getattr(inner, "nodes", None)):
             self.nodes: Callable[[], tuple[str, ...]] = named
@@ -123,18 +125,23 @@ class HyperPodCluster:
     def _look(self, node: str) -> NodeState:
         inner = self.inner.look(node)
         seen = self._labels(node, inner)
-        named = instance_in(node)
+        named, began = self._named(node), self._ticks()
+        if began < self._asked_from:
+            return together(inner, replace(seen, instance=named))
         try:
             found = self._machine(node)
             lost = inner.service == "absent" and bool(named)
             missing = self._missing(named) if lost and (found is None or found.status in LEAVING) else ""
             role = self._role(found.group) if found is not None else ""
         except ClusterError as error:
-            self._trouble = one_line(f"SageMaker cannot be asked about machines: {error}", 500)
+            now = self._ticks()
+            self._trouble = one_line(f"SageMaker cannot be asked about machines: {error}", 500), now
+            if now - began >= _HANGS:
+                self._asked_from = now + _PAUSE
             return together(inner, replace(seen, instance=named))
         except ConfigurationError as error:
             return together(inner, replace(seen, asked=True, why=one_line(str(error), 400)))
-        self._trouble = ""
+        self._trouble = "", 0.0
         if found is not None:
             return together(inner, replace(seen.of(found), role=role), missing)
         return together(inner, replace(seen, asked=True, instance=named, status="NotFound" if named else ""), missing)
@@ -154,6 +161,10 @@ class HyperPodCluster:
             uid=str(meta.get("uid") or ""),
         )
 
+    def _named(self, node: str) -> str:
+        """The machine that the name of a node says; "" where it says none."""
+        return instance_in(node) if self.orchestrator == "eks" else ""
+
     def _machine(self, node: str) -> Instance | None:
         """The machine that a node is now; None where there is none.
 
@@ -161,7 +172,9 @@ class HyperPodCluster:
             ClusterError: SageMaker cannot be asked.
             ConfigurationError: it cannot be told.
         """
-        named = instance_in(node)
+        named = self._named(node)
+        if self.orchestrator == "eks" and not named:
+            raise ConfigurationError(f"{node} is no node of HyperPod's, which are called hyperpod-i-... on EKS")
         guess = named or self._machines.get(node) or self._config.addresses.get(address_of(node), "")
         found = self.api.instance(guess) if guess else None
         if found is not None and (named or (is_called(found, node) and found.status == "Running")):
@@ -211,8 +224,8 @@ class HyperPodCluster:
         found: dict[str, str] = {}
         if isinstance(self.inner, Troubled):
             found.update(self.inner.troubles())
-        if self._trouble:
-            found["sagemaker"] = self._trouble
+        if self._trouble[0] and now - self._trouble[1] < _FRESH:
+            found["sagemaker"] = self._trouble[0]
         with self._lock:
             known = [one for one, when in self._known.values() if now - when < _FRESH]
         for one in known:
@@ -299,7 +312,7 @@ class HyperPodCluster:
 
     def _must_lead(self) -> None:
         if self._led and (other := self.leader()):
-            raise ClusterError(f"{other} leads: nothing is asked of SageMaker by this process")
+            raise ClusterError(f"{other} leads: nothing is asked of SageMaker by this process", refused=True)
 
     # Jobs and rehearsals ----------------------------------------------------------------------------------------------
 

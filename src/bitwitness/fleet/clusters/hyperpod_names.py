@@ -86,11 +86,14 @@ def instance_of(record: Mapping[str, Any]) -> Instance:
 
 
 def is_called(instance: Instance, node: str) -> bool | None:
-    """Whether an instance is the Slurm node of this name; None where it does not tell its name nor its address."""
-    if not instance.host and not instance.address:
+    """Whether an instance is the Slurm node of this name; None where it does not tell, or its name and its address contradict."""
+    name, wanted = instance.host.partition(".")[0].lower(), node.lower()
+    told = {one for one in (name, _of_address(instance.address)) if one}
+    if not told:
         return None
-    names = {instance.host.partition(".")[0].lower(), instance.host.lower(), _of_address(instance.address)} - {""}
-    return node.lower() in names
+    if wanted not in told and wanted != instance.host.lower():
+        return False
+    return True if len(told) == 1 else None
 
 
 def _of_address(address: str) -> str:
