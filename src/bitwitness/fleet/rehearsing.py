@@ -9,38 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from bitwitness.errors import BitwitnessError
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Check, NodeState, Outcome, one_line
+from bitwitness.fleet.clusters.base import ActKind, Call, Check, Outcome, one_line
 from bitwitness.fleet.policy import FleetPolicy
 
 T = TypeVar("T")
 
 LIMIT = 120.0
 """Seconds that one part may take; a cluster that needs longer holds up every round of a controller."""
-
-
-@runtime_checkable
-class Listing(Protocol):
-    """A cluster that can name its nodes."""
-
-    def nodes(self) -> tuple[str, ...]:
-        """The names of all nodes that a controller may act upon.
-
-        Raises:
-            ClusterError: it cannot be asked.
-        """
-        ...
-
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """A cluster that can say how a node would look after an act."""
-
-    def foreseen(self, act: Act, state: NodeState) -> NodeState:
-        """The node after an act that was carried out in this state. Pure."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from bitwitness.fleet.clusters.base import (
     Check,
     Cluster,
     Finishing,
+    Foreseeing,
+    Listing,
     NodeState,
     Rehearsing,
     one_line,
     valid_node,
 )
 from bitwitness.fleet.policy import FleetPolicy
-from bitwitness.fleet.rehearsing import Foreseeing, Listing, Part, broken, guarded
+from bitwitness.fleet.rehearsing import Part, broken, guarded
 from bitwitness.runfiles import RunFiles
 from bitwitness.topology import Topology
 

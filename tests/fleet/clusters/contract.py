@@ -15,8 +15,18 @@ import pytest
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clearing import clear
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Check, Cluster, Finishing, NodeState, Rehearsing
-from bitwitness.fleet.rehearsing import Foreseeing, Listing
+from bitwitness.fleet.clusters.base import (
+    Act,
+    ActKind,
+    Call,
+    Check,
+    Cluster,
+    Finishing,
+    Foreseeing,
+    Listing,
+    NodeState,
+    Rehearsing,
+)
 from tests.fleet.clusters.bench import INCIDENT, Bench, do, drain, rest, untouched
 from tests.fleet.clusters.kills import Killed, Scene, kill_at, numbered
 

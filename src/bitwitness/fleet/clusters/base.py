@@ -248,6 +248,28 @@ class Rehearsing(Protocol):
 
 
 @runtime_checkable
+class Listing(Protocol):
+    """A cluster that can name its nodes."""
+
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes that a controller may act upon; () where nobody can name them.
+
+        Raises:
+            ClusterError: it cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A cluster that can say how a node would look after an act, by which its return can be rehearsed."""
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act that was carried out whole in this state. Pure."""
+        ...
+
+
+@runtime_checkable
 class Troubled(Protocol):
     """A cluster that can say what is wrong with a part of it while the rest goes on."""
 

@@ -179,6 +179,10 @@ class NVSentinelCluster:
         own = [call for call in calls if call.words[:1] != (AWAIT,)]
         return (*self.inner.check(act, state, own), *_checks(act.node, state, through))
 
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that count."""
+        return self.inner.nodes()
+
     def check_job(self, job: str) -> tuple[Check, ...]:
         """Whether a job would go on without a node that is taken out."""
         return self.inner.check_job(job)
