@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ from bitwitness.fleet.clusters.base import (
     Census,
     Check,
     Cluster,
+    Foreseeing,
     JobState,
     Landed,
     Led,
+    Listing,
     NodeState,
     Troubled,
     one_line,
@@ -103,11 +104,6 @@ class HyperPodCluster:
         self._busy: frozenset[str] = frozenset()
         self._results: dict[str, str] = {}
         self._trouble, self._asked_from, self._led = ("", 0.0), float("-inf"), False
-        # What not every scheduler can say, this one can only where its scheduler can.
-        if callable(named := getattr(inner, "nodes", None)):
-            self.nodes: Callable[[], tuple[str, ...]] = named
-        if callable(foreseen := getattr(inner, "foreseen", None)):
-            self.foreseen = partial(hyperpod_plan.foreseen, foreseen=foreseen, way=self._way)
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
@@ -323,6 +319,20 @@ class HyperPodCluster:
     def plan_requeue(self, job: JobState, exclude: Sequence[str]) -> tuple[Call, ...]:
         """The exact calls that start a job again without these nodes."""
         return self.inner.plan_requeue(job, exclude)
+
+    def nodes(self) -> tuple[str, ...]:
+        """The names of all nodes, as the scheduler has them; () where it cannot name them."""
+        return self.inner.nodes() if isinstance(self.inner, Listing) else ()
+
+    def foreseen(self, act: Act, state: NodeState) -> NodeState:
+        """The node after an act that was carried out whole.
+
+        Raises:
+            ConfigurationError: the scheduler's adapter cannot say it.
+        """
+        if not isinstance(self.inner, Foreseeing):
+            raise ConfigurationError(f"how a node looks after a {act.kind} cannot be said for {self.inner.name}")
+        return hyperpod_plan.foreseen(act, state, self.inner, self._way)
 
     def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
         """Try everything that an act needs of SageMaker and of the scheduler, and change nothing."""

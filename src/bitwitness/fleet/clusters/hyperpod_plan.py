@@ -8,13 +8,13 @@ old. A machine that was launched after the incident is not the one that was blam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Landed, NodeState, valid_node
+from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Foreseeing, Landed, NodeState, valid_node
 from bitwitness.fleet.clusters.hyperpod_names import Instance
 from bitwitness.fleet.clusters.hyperpod_words import CHECKING, HEALTH_LABEL, LEAVING, MARK, MARKED, PENDING
 
@@ -332,17 +332,10 @@ def _mark(act: Act, now: NodeState, inner: Cluster) -> tuple[Call, ...]:
     return inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
 
 
-def foreseen(act: Act, state: NodeState, *, foreseen: Callable[[Act, NodeState], NodeState], way: Way) -> NodeState:
-    """The node after an act that was carried out whole.
-
-    Args:
-        act: which.
-        state: of the node before.
-        foreseen: says it for the scheduler.
-        way: how the cluster is asked.
-    """
+def foreseen(act: Act, state: NodeState, inner: Foreseeing, way: Way) -> NodeState:
+    """The node after an act that was carried out whole, by what the scheduler's adapter says of the same."""
     severe = act.kind in _BATCH and way.by != "reason"
-    after = foreseen(replace(act, kind="drain") if severe else act, inner_of(state))
+    after = inner.foreseen(replace(act, kind="drain") if severe else act, inner_of(state))
     return together(after, replace(seen_in(state), mark=act.incident or "by-hand"))
 
 
