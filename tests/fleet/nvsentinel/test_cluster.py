@@ -212,6 +212,8 @@ def test_a_return_without_an_agent_is_told_and_can_be_repeated(world: World, clu
         cluster.carry_out(wait)
     now = cluster.look("n0")
     assert (now.ours, now.reason.startswith(DRAIN.tag)) == (True, True)  # by what NVSentinel keeps of our event
+    for strategy in ("STORE_ONLY", "EXECUTE_REMEDIATION"):
+        assert [call.words[0] for call in world.client(strategy).plan(CLEAR, now)] == [AWAIT]
     world.acts = True
     before = ask(cluster, CLEAR)
     assert cluster.landed(CLEAR, before, cluster.look("n0")) == "yes"
@@ -222,6 +224,8 @@ def test_a_return_before_nvsentinel_has_acted_leaves_it_in(world: World, cluster
     ask(cluster)
     world.acts = True
     world.agent("n0").round()  # it is told, and is slow
+    asked = cluster.look("n0")
+    assert cluster.landed(CLEAR, asked, asked) == "no"  # in service, and about to be taken out
     before = ask(cluster, CLEAR)
     world.work()
     assert cluster.landed(CLEAR, before, cluster.look("n0")) == "yes"
