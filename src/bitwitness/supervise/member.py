@@ -187,7 +187,8 @@ class NodeMember:
     def _namesake(self, other: Member) -> ConfigurationError:
         return ConfigurationError(
             f"two wrappers call themselves node {other.node!r} (the other: process {other.pid} on {other.host}): start one a "
-            "node, or set BITWITNESS_NODE to another name on each"
+            "machine. In Kubernetes let no two pods of a job share one (podAntiAffinity); only where nodes are played on one machine set "
+            "BITWITNESS_NODE to another name on each"
         )
 
     def _start_leaving(self, text: str, why: str = "") -> None:
