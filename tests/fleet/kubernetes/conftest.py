@@ -27,7 +27,8 @@ def make(server: KubernetesServer, tmp_path: Path) -> Make:
     """Makes clients of it, as `KubernetesCluster` takes its settings."""
 
     def made(**more: Any) -> KubernetesCluster:
-        api = KubernetesApi.load(str(server.kubeconfig(tmp_path / "config")), timeout=more.pop("timeout", 30.0))
+        config = server.kubeconfig(tmp_path / "config", more.pop("token_file", None))
+        api = KubernetesApi.load(str(config), timeout=more.pop("timeout", 30.0))
         return KubernetesCluster(api, **more)
 
     return made

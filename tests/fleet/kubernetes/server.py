@@ -131,14 +131,14 @@ class KubernetesServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def kubeconfig(self, path: Path) -> Path:
+    def kubeconfig(self, path: Path, token_file: Path | None = None) -> Path:
         """Write a configuration for this server, as kubectl reads it."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "tests",
             "clusters": [{"name": "tests", "cluster": {"server": self.url}}],
-            "users": [{"name": "tests", "user": {"token": TOKEN}}],
+            "users": [{"name": "tests", "user": {"tokenFile": str(token_file)} if token_file else {"token": TOKEN}}],
             "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
         }
         path.write_text(json.dumps(config))  # JSON is YAML
@@ -294,7 +294,7 @@ class KubernetesServer:
         if self.slow:
             await asyncio.sleep(self.slow)
         if request.headers.get("Authorization", "").removeprefix("bearer ").removeprefix("Bearer ") != self.token:
-            raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
+            raise kmock.KubernetesError(401, "Unauthorized", f"not known: {request.headers.get('Authorization')}")
         if path.endswith("/selfsubjectaccessreviews"):
             return self._review(request.data)
         plural = "" if request.resource is None else str(request.resource.plural)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,8 +270,24 @@ def test_a_server_that_hangs(server: KubernetesServer, make: Make) -> None:
 def test_credentials_that_are_not_taken(server: KubernetesServer, make: Make) -> None:
     cluster = make()
     server.token = "another one"
-    with pytest.raises(ClusterError, match="401 Unauthorized; who asks is not known"):
+    with pytest.raises(ClusterError, match=r"401 .*; who asks is not known") as caught:
         cluster.look("n1")
+    assert TOKEN not in f"{caught.value!r} {caught.getrepr(style='long')}", "the server repeats it"
+
+
+def test_a_token_with_the_end_of_its_line(server: KubernetesServer, make: Make, tmp_path: Path) -> None:
+    server.add_node("n1")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert make(token_file=tmp_path / "token").look("n1").service == "in"
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\nX-More: y", f"{TOKEN}\x00", f"{TOKEN}\u00fc"])
+def test_a_token_that_is_none_is_not_shown(server: KubernetesServer, make: Make, tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    with pytest.raises(ClusterError, match="the token of the credentials is not one word") as caught:
+        make(token_file=tmp_path / "token").look("n1")
+    assert TOKEN not in repr(caught.value)
+    assert not server.requests
 
 
 def test_a_name_that_is_a_pod_is_no_node(server: KubernetesServer, make: Make) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 from bitwitness.errors import ClusterError, ConfigurationError, MissingExtra
 from bitwitness.fleet.clusters.base import one_line
+from bitwitness.fleet.clusters.kubernetes_words import COMPONENT
 
 try:
     import kubernetes.client
@@ -32,6 +33,8 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 STRATEGIC = "application/strategic-merge-patch+json"
 """Merges a node's conditions by their type; its taints it replaces as a whole, as a plain merge patch does."""
 _MOST = 256 * 2**20
+_AUTHORIZATION = "authorization"
+_HEADER = re.compile(r"[\x20-\x7e]{1,65536}")
 _PAGE = 250
 """Objects asked for at once: a node has some 20 kB."""
 _PAGES = 1000
@@ -101,7 +104,8 @@ class KubernetesApi:
         if not timeout > 0:
             raise ConfigurationError(f"a request needs more than {timeout:g} s")
         self._client, self._timeout = client, timeout
-        self.host = str(client.configuration.host).rstrip("/")
+        self._base = str(client.configuration.host).rstrip("/")
+        self.host = re.sub(r"//[^/]*@", "//", self._base)
 
     @classmethod
     def load(cls, kubeconfig: str = "", context: str = "", timeout: float = 30.0) -> KubernetesApi:
@@ -177,12 +181,11 @@ class KubernetesApi:
             ClusterError: refused (`Refused`), unreachable, not in time, or no JSON.
         """
         what = f"{method} {self.host}{path}"
-        headers = {"Accept": "application/json", "User-Agent": "bitwitness"}
+        headers = self._headers(what)
         if body is not None:
             headers["Content-Type"] = STRATEGIC if method == "PATCH" else "application/json"
-        url = self.host + path + (f"?{urlencode(query)}" if query else "")
+        url = self._base + path + (f"?{urlencode(query)}" if query else "")
         try:
-            self._client.update_params_for_auth(headers, [], ["BearerToken"])
             status, content = self._exchange(what, method, url, headers, None if body is None else json.dumps(body))
         except urllib3.exceptions.NewConnectionError as error:  # in some versions one of the time-outs
             raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}", refused=True) from error
@@ -190,8 +193,8 @@ class KubernetesApi:
             raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}") from error
-        except kubernetes.config.ConfigException as error:
-            raise ClusterError(f"{what}: the credentials cannot be renewed: {_why(error)}") from error
+        if token := headers.get(_AUTHORIZATION, "").rpartition(" ")[2]:  # an answer may repeat what it does not like
+            content = content.replace(token.encode(), b"[token]")
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
@@ -199,6 +202,24 @@ class KubernetesApi:
         if status in _OK and isinstance(answer, dict):
             return answer
         raise _refusal(what, permission_for(method, path), status, answer)
+
+    def _headers(self, what: str) -> dict[str, str]:
+        """Of a request, with who asks; the client renews what has run out.
+
+        Raises:
+            ClusterError: the credentials cannot be had, or cannot stand in a header; they are not shown.
+        """
+        headers = {"Accept": "application/json", "User-Agent": COMPONENT}
+        try:
+            self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        except Exception as error:  # noqa: BLE001 - files, and plug-ins of people
+            tells = isinstance(error, kubernetes.config.ConfigException | OSError)
+            why = one_line(str(error)) if tells else type(error).__name__
+            raise ClusterError(f"{what}: the credentials cannot be renewed: {why}", refused=True) from None
+        headers = {name: str(value).strip() for name, value in headers.items()}
+        if not _HEADER.fullmatch(headers.get(_AUTHORIZATION, "none")):
+            raise ClusterError(f"{what}: the token of the credentials is not one word of ASCII", refused=True)
+        return headers
 
     def _exchange(
         self, what: str, method: str, url: str, headers: dict[str, str], body: str | None
