@@ -41,6 +41,7 @@ class World:
         self.config = server.kubeconfig(folder / "config")
         self.api = KubernetesApi.load(str(self.config))
         self._agents: dict[str, Reporter] = {}
+        self._seen: dict[str, str] = {}
         self.acts = True
         """Whether agents and NVSentinel do their work."""
 
@@ -54,6 +55,7 @@ class World:
     def forget(self) -> None:
         """All agents have lost their memory, and are started anew."""
         self._agents.clear()
+        self._seen.clear()
         for node in self.nodes:
             (self.folder / f"memory-{node}").unlink(missing_ok=True)
 
@@ -62,9 +64,13 @@ class World:
         if not self.acts:
             return
         for node in self.nodes:
+            version = str(self.server.node(node)["metadata"]["resourceVersion"])
+            if self._seen.get(node) == version:
+                continue  # a look would show what it showed before
             agent = self._agents.get(node) or self._agents.setdefault(node, self.agent(node))
             with suppress(ClusterError):
                 agent.round()
+                self._seen[node] = version
         self.quarantine.work()
 
     def client(self, strategy: Strategy, **more: Any) -> NVSentinelCluster:
