@@ -403,6 +403,21 @@ def test_a_controller_that_runs_is_good(place: Place) -> None:
     assert found(place.rehearse(acts=("drain",)), "state")["lock"].text.startswith("free")
 
 
+def test_the_state_of_a_controller_that_writes_is_left_alone(place: Place) -> None:
+    with State(place.state, clock=place.clock) as state:
+        with state.change():
+            state.note("started", "a controller, as a test says")
+        before = digests(place.folder)
+        assert any(name.endswith("-wal") for name in before)
+        result = place.rehearse(acts=("drain",))
+        assert found(result, "state")["state.db"].outcome == "good"
+        after = digests(place.folder)
+        assert {name for name in before if before[name] != after[name]} <= {f"{place.state}/state.db-shm"}
+        assert before.keys() == after.keys()
+        with state.change():
+            state.note("stopped", "and goes on")
+
+
 def test_a_state_that_cannot_be_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.state / "state.db").write_bytes(b"no database")
     result = place.rehearse(acts=("drain",))

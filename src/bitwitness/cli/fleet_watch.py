@@ -6,11 +6,10 @@ import json
 import logging
 import shlex
 import signal
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from bitwitness.cli.entry import INTERRUPTED
 from bitwitness.cli.output import console, plain, styled
 from bitwitness.cli.runs import GIVEN_PATH, is_run
 from bitwitness.durations import seconds_of
-from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clock import Clock
 from bitwitness.fleet.clusters.base import Cluster
 from bitwitness.fleet.clusters.rehearsed import Rehearsed
@@ -34,6 +33,7 @@ from bitwitness.fleet.notify import Notifier, notifiers
 from bitwitness.fleet.outbox import Deliverer, deliver
 from bitwitness.fleet.owning import STATE_LOCK, Lock
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.rehearsing_incident import copy_state
 from bitwitness.fleet.state import NAME, Entry, State
 from bitwitness.fleet.view import shown
 
@@ -303,7 +303,7 @@ def _rehearse(asked: Asked) -> None:
     with tempfile.TemporaryDirectory(prefix="bitwitness-dry-run-") as name:
         folder = Path(name)
         if (asked.state / NAME).exists():
-            _copy(asked.state, folder)
+            copy_state(asked.state, folder)
         inbox = asked.state / INBOX
         parents = (*asked.parents, *([inbox] if inbox.is_dir() else []))
         cluster = Rehearsed(cluster_of(asked.policy, asked.runs, parents))
@@ -319,18 +319,6 @@ def _rehearse(asked: Asked) -> None:
 
 def _as_cluster(cluster: Rehearsed) -> Cluster:
     return cluster
-
-
-def _copy(source: Path, folder: Path) -> None:
-    """The state as it is at one moment, also while a controller writes it."""
-    try:
-        # Where nobody has it open, a reader would leave the files of one that has.
-        how = "mode=ro" if (source / f"{NAME}-wal").exists() else "immutable=1"
-        address = f"{(source / NAME).absolute().as_uri()}?{how}"
-        with closing(sqlite3.connect(address, uri=True)) as real, closing(sqlite3.connect(folder / NAME)) as copy:
-            real.backup(copy)
-    except sqlite3.Error as error:
-        raise RunFilesError(f"{source / NAME} cannot be copied for a rehearsal: {error}") from error
 
 
 def _tell(cluster: Rehearsed, state: State, last: int, asked: Asked) -> None:
