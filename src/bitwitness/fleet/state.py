@@ -100,7 +100,7 @@ class State:
             self.folder.mkdir(parents=True, exist_ok=True)
             made = sqlite3.connect(new)
             try:
-                made.executescript(TABLES)
+                made.executescript(f"BEGIN;{TABLES}COMMIT;")  # each table by itself would be flushed by itself
                 made.execute("PRAGMA synchronous=FULL")
                 about = {"schema": str(SCHEMA), "version": __version__, "created": stamp(self.clock.now())}
                 made.executemany("INSERT INTO about VALUES (?, ?)", about.items())
