@@ -6,11 +6,9 @@ disk and what the cluster shows. `tests/fleet/test_controller_kills.py` does the
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,22 +18,13 @@ from bitwitness.fleet.controller import Controller
 from bitwitness.fleet.kept import Book
 from bitwitness.fleet.outbox import deliver
 from bitwitness.fleet.signals.record import Signal
-from bitwitness.fleet.state import NAME, State
+from bitwitness.fleet.state import State
 from bitwitness.runfiles import Incident
 from tests.fleet.clusters.bench import Bench
 from tests.fleet.incidents import topology, verdict, write
 from tests.fleet.rehearsal import ACT, HandClock, Listener
 
 POLICY = replace(ACT, may=frozenset({"drain", "reboot", "replace"}))
-
-
-@cache
-def _empty() -> bytes:
-    """A state in which nothing is noted."""
-    with tempfile.TemporaryDirectory() as name:
-        with State(Path(name), clock=HandClock()):
-            pass
-        return (Path(name) / NAME).read_bytes()
 
 
 class Killed(BaseException):
@@ -62,9 +51,6 @@ class Scene:
 
     def _begin(self) -> None:
         self.cluster = self.bench.client()
-        if not (self.folder / "state").exists():  # most of what making one takes is the same each time
-            (self.folder / "state").mkdir()
-            (self.folder / "state" / NAME).write_bytes(_empty())
         self.state = State(self.folder / "state", clock=self.clock, check=False)
         self.state.read("PRAGMA synchronous=OFF")
         run = self.folder / "run"
