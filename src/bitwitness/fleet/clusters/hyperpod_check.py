@@ -90,7 +90,10 @@ def _about(info: ClusterInfo, orchestrator: str, way: Way, act: Act) -> list[Che
                 Check("NodeRecovery", outcome, text, 'by = "api", or UpdateCluster with NodeRecovery=Automatic')
             )
     if way.checks and act.kind == "drain":
-        text = "a machine that fails its deep health check is rebooted or replaced by HyperPod itself; one that passes stays out"
+        text = (
+            f"{', '.join(way.checks)} is asked for by StartClusterHealthCheck once no job runs there any more; a machine that fails is "
+            "rebooted or replaced by HyperPod itself, and one that passes stays out"
+        )
         found.append(
             Check("deep health check", "unknown", text, "it needs a recent machine image: UpdateClusterSoftware")
         )
