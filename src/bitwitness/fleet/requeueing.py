@@ -94,9 +94,7 @@ class Requeuer:
             where = f"it ran on {', '.join(job.nodes)}, and not on {', '.join(nodes)}"
             self._end(row, "given up", f"job {row.job} is not the one of this incident: {where}")
         elif not job.requeueable:
-            self._end(
-                row, "given up", f"the cluster starts job {row.job} no second time (no --requeue): submit it again"
-            )
+            self._end(row, "given up", f"the cluster starts job {row.job} no second time ({job.raw}): submit it again")
         elif self._policy.act:
             self._start(row, job, nodes)
 

@@ -66,7 +66,6 @@ class KubernetesCluster:
         evict: whether its pods are evicted as well.
         lease: `namespace/name` of the lease by which one controller leads; "" for none.
         nodes: a label selector of the nodes that count as the size of the cluster; "" for all.
-        execute: whether NVSentinel is to act upon what we take out.
         identity: of this process in the lease; made up where it is empty.
         ticks: seconds that pass; another one for tests.
         pause: waits before a change is tried again; another one for tests.
@@ -84,7 +83,6 @@ class KubernetesCluster:
         evict: bool = False,
         lease: str = "",
         nodes: str = "",
-        execute: bool = False,
         identity: str = "",
         ticks: Callable[[], float] = TICKS,
         pause: Callable[[float], None] = time.sleep,
@@ -92,7 +90,7 @@ class KubernetesCluster:
         if taint and not is_key(taint):
             raise ConfigurationError(f"{taint!r:.80} cannot be the key of a taint (e.g. {SUSPECT})")
         self.api = api
-        self._taint, self._evict, self._nodes, self._execute, self._pause = taint, evict, nodes, execute, pause
+        self._taint, self._evict, self._nodes, self._pause = taint, evict, nodes, pause
         self._lease = Lease(api, lease, identity, ticks) if lease else None
         self._ticks = ticks
         self._misnamed: dict[str, tuple[float, str]] = {}
@@ -159,7 +157,7 @@ class KubernetesCluster:
 
     def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
         """The exact calls of an act; none where nothing is left of it."""
-        return kubernetes_plan.calls(act, state, key=self._taint, evict=self._evict, execute=self._execute)
+        return kubernetes_plan.calls(act, state, key=self._taint, evict=self._evict)
 
     def rest(self, act: Act, now: NodeState) -> tuple[Call, ...]:
         """What is left of an act that has landed."""

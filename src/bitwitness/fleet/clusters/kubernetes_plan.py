@@ -34,7 +34,7 @@ from bitwitness.fleet.clusters.kubernetes_words import (
 _OUT = ("out", "draining")
 
 
-def calls(act: Act, state: NodeState, *, key: str, evict: bool, execute: bool = False) -> tuple[Call, ...]:
+def calls(act: Act, state: NodeState, *, key: str, evict: bool) -> tuple[Call, ...]:
     """The exact calls of an act; none where nothing is left.
 
     Args:
@@ -42,7 +42,6 @@ def calls(act: Act, state: NodeState, *, key: str, evict: bool, execute: bool = 
         state: of the node, as it was read.
         key: of our taint; "" for none.
         evict: whether pods are to go.
-        execute: whether NVSentinel is to act upon it.
 
     Raises:
         ConfigurationError: the act is none of this cluster's, there is no such node, it is not ours to bring back, or a person
@@ -64,9 +63,7 @@ def calls(act: Act, state: NodeState, *, key: str, evict: bool, execute: bool = 
         raise ConfigurationError(
             f"{node} was taken out for incident {found.incident}, and a person has returned it to service: it is left alone"
         )
-    new = Suspicion(
-        _incident(act), act.reason, act.devices, str(state.more.get("time", "")), _is_schedulable(state), execute
-    )
+    new = Suspicion(_incident(act), act.reason, act.devices, str(state.more.get("time", "")), _is_schedulable(state))
     return (_take_out(node, state, new, key), *_show(node, state, new), *(_evictions(state) if evict else ()))
 
 
