@@ -58,7 +58,14 @@ def about_cluster(cluster: Cluster, policy: FleetPolicy) -> Part:
         remedy = "bring nodes back into service, or raise cluster_share: until then no node is taken out"
         checks = [Check("count the nodes", "bad", text, remedy)]
     if counted.total == 0:
-        checks = [Check("count the nodes", "bad", text, "see that the selector of nodes is right; the quarantine of a run needs --run")]
+        checks = [
+            Check(
+                "count the nodes",
+                "bad",
+                text,
+                "see that the selector of nodes is right; the quarantine of a run needs --run",
+            )
+        ]
     slow = took >= _SLOW
     answered = f"it answered within {took:.1f} s"
     remedy = (
