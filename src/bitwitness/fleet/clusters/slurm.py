@@ -1,6 +1,6 @@
 """Slurm, through its own commands: scontrol, sinfo and squeue, of 22.05 and later.
 
-It needs no library and no daemon beside the cluster's, only a user whom Slurm lets drain nodes (an operator). Each command is a
+It needs no library and no daemon beside the cluster's, only a user whom Slurm lets change nodes (an administrator). Each command is a
 list of words; names are checked before they come into one.
 """
 

@@ -197,5 +197,5 @@ def newest(openapi: Any) -> str:
 
 def _hint(status: int) -> str:
     if status in {401, 403}:
-        return "not allowed: is the token still valid, and the user an operator?"
+        return "not allowed: is the token still valid, and the user an administrator of Slurm (adminlevel=Admin)?"
     return "no such request: is the version right?" if status in {404, 405} else "no reason given"
