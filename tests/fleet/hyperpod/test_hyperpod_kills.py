@@ -1,6 +1,7 @@
-"""`kill -9` around every call of an act, by whoever is called: the next controller brings it to the same end.
+"""`kill -9` by SageMaker itself, when it has done what it was asked for: the next controller brings that to the same end.
 
-The controllers are real processes, forked from a process that has no threads; SageMaker and the scheduler live on.
+The contract of clusters ends a controller around every call, with an exception; here the processes are real ones.
+They are forked from a process that has no threads; SageMaker and the scheduler live on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from tests.fleet.rehearsal import HandClock
 server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload([__name__])
 MEMORY = ("xid:64", "memory", "strong", "no spare rows")
-DRIVER = ("nvml:recovery-action", "loud", "weak", "the driver asks for: reboot the node;")
 
 
 def live(folder: Path, url: dict[str, str], minute: int, node: str, found: Sequence[str], checks: list[str]) -> None:
@@ -93,28 +93,14 @@ def night(tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi) -> Night:
     return Night(tmp_path, fake)
 
 
-@pytest.mark.parametrize(("who", "when"), [("scheduler", "after"), ("sagemaker", "before"), ("sagemaker", "after")])
-def test_a_replacement_happens_once_whenever_the_controller_is_killed(
-    night: Night, who: str, when: Literal["before", "after"]
-) -> None:
-    if who == "scheduler":
-        night.cluster.kill_caller(when)
-    assert night.controller(MEMORY, [], when if who == "sagemaker" else "") == -signal.SIGKILL
-    # What was noted and may have been asked for is asked for again only when it should have shown long ago.
-    night.minute += 95 if (who, when) == ("sagemaker", "before") else 0
+def test_a_replacement_happens_once_where_the_controller_is_killed_after_it_was_asked_for(night: Night) -> None:
+    assert night.controller(MEMORY, [], "after") == -signal.SIGKILL
     assert night.controller(MEMORY, []) == 0
     assert night.status() == "done"
     assert night.cluster.look(night.node).service == "out"
     night.minute += 60
     assert len(night.world.now()) == 4
     assert max(one.id for one in night.world.now()) == f"i-{5:017x}"  # one was made, and only one
-
-
-def test_a_reboot_that_may_have_been_asked_for_is_not_asked_for_again(night: Night) -> None:
-    assert night.controller(DRIVER, [], "before") == -signal.SIGKILL
-    assert night.controller(DRIVER, []) == 0
-    assert (night.world.now()[1].booted, night.status()) == (1, "unclear")
-    assert night.cluster.look(night.node).service == "out"
 
 
 def test_a_deep_health_check_is_neither_lost_nor_repeated(night: Night) -> None:

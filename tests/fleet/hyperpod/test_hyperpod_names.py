@@ -153,6 +153,11 @@ def test_a_batch_is_chunked_and_every_machine_is_accounted_for(count: int, seed:
     assert codes == {node: "InstanceIdInUse" if how == "failed" else "" for node, how in fate.items() if how != "done"}
 
 
+def test_a_machine_that_was_not_asked_about_is_no_success() -> None:
+    answer = limits.batch(lambda some: {"Successful": [B]}, [A])
+    assert (answer.successful, [one.node for one in answer.failed]) == ((), [A])
+
+
 def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError):
         limits.batch(lambda some: {}, [])
