@@ -37,6 +37,9 @@ def test_on_eks_a_node_goes_and_another_one_comes(eks: Pod) -> None:
     assert eks.machine not in [one.id for one in eks.world.now()]
     assert eks.pod.look(eks.world.now()[-1].eks).service == "in"
     assert eks.world.count(REPLACE) == 1
+    asked = eks.world.requests
+    eks.rounds(5, timedelta(minutes=10))
+    assert eks.world.requests == asked  # it never comes back, and is asked about no more
 
 
 def test_on_slurm_the_node_stays_out_with_another_machine(slurm: Pod) -> None:

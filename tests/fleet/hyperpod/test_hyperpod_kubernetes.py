@@ -176,6 +176,9 @@ def test_what_the_rehearsal_finds_on_eks(place: Eks) -> None:
     assert found["NodeRecovery"].outcome == "bad"
     assert "waits for nobody" in found["NodeRecovery"].text
     assert found["orchestrator"].outcome == "good"
+    place.world.orchestrator = "slurm"
+    found |= {one.what: one for one in cluster.check(asked, state, ())}
+    assert (found["orchestrator"].outcome, found["orchestrator"].remedy) == ("bad", 'orchestrator = "slurm"')
     assert any("nodes" in what for what in found)  # what Kubernetes itself needs
     assert place.server.node(place.node) == before
 

@@ -102,7 +102,8 @@ class HyperPodCluster:
         self._checked: dict[str, float] = {}
         self._roles: dict[str, str] = {}
         self._busy: frozenset[str] = frozenset()
-        self._results: dict[str, str] = {}
+        self._results: dict[str, tuple[str, float]] = {}
+        self._gone: set[str] = set()
         self._trouble, self._asked_from, self._led = ("", 0.0), float("-inf"), False
 
     # Looking ----------------------------------------------------------------------------------------------------------
@@ -115,12 +116,16 @@ class HyperPodCluster:
         self._busy = busy | {seen.instance} if state.service == "draining" else busy
         told = seen.check if seen.mark and state.service in ("draining", "out") else ""
         rest = {name: result for name, result in self._results.items() if name != node}
-        self._results = rest | {node: told} if told in ("Passed", "Failed") else rest
+        self._results = rest | {node: (told, self._ticks())} if told in ("Passed", "Failed") else rest
         return state
 
     def _look(self, node: str) -> NodeState:
         inner = self.inner.look(node)
         seen = self._labels(node, inner)
+        if (
+            inner.service == "absent" and node in self._gone
+        ):  # it never comes back, and SageMaker need not be asked for ever
+            return together(inner, replace(seen, asked=True, instance=self._named(node), status="NotFound"))
         named, began = self._named(node), self._ticks()
         if began < self._asked_from:
             return together(inner, replace(seen, instance=named))
@@ -138,6 +143,8 @@ class HyperPodCluster:
         except ConfigurationError as error:
             return together(inner, replace(seen, asked=True, why=one_line(str(error), 400)))
         self._trouble = "", 0.0
+        if lost and found is None and not missing:
+            self._gone.add(node)
         if found is not None:
             return together(inner, replace(seen.of(found), role=role), missing)
         return together(inner, replace(seen, asked=True, instance=named, status="NotFound" if named else ""), missing)
@@ -230,7 +237,7 @@ class HyperPodCluster:
                     f"instance group {one.group}: {one.id or 'a machine'} is {one.status}: {one_line(one.message, 300)}. Trying again "
                     "does not heal this: free or raise the quota, or ask AWS for capacity"
                 )
-        for node, result in self._results.items():
+        for node, result in [(node, one) for node, (one, when) in self._results.items() if now - when < _FRESH]:
             found[f"check:{node}"] = (
                 f"the deep health check of {node} says {result}; it stays out of service until a person returns it"
                 + (": a pass does not rule out silent corruption" if result == "Passed" else "")
