@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from bitwitness.errors import ClusterError
+from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clearing import clear
-from bitwitness.fleet.clusters import NodeState
+from bitwitness.fleet.clusters import FakeCluster, NodeState
+from bitwitness.fleet.clusters.base import Act, Call
 from bitwitness.fleet.figures import figures
 from bitwitness.fleet.signals.record import Signal
 from tests.fleet.rehearsal import Rehearsal
@@ -310,3 +311,58 @@ def test_a_job_that_corrupts_once_more_is_started_once_more(play: Rehearsal) -> 
     play.incident(3, ranks=(3,), scheduler_job="fake:8")
     play.rounds(3, timedelta(seconds=10))
     assert [subject for subject in play.told() if "job 8 has come to its end" in subject]
+
+
+# Machines that are gone -----------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_another_machine_is_not_back(play: Rehearsal) -> None:
+    play.incident()
+    play.rounds(2)
+    play.cluster.exchange("n1")
+    play.rounds(40)
+    assert not any("in service again" in text for text in play.trail("trouble"))
+    play.cluster.take_out("n1", "fan broken")
+    play.cluster.take_in("n1")
+    play.rounds(40)
+    assert not any("in service again" in text for text in play.trail("trouble"))
+
+
+def test_a_node_that_is_gone_can_be_cleared(play: Rehearsal) -> None:
+    play.incident()
+    play.rounds(2)
+    play.cluster.lose("n1")
+    looks = play.cluster.looks()
+    play.rounds(60, timedelta(minutes=1))
+    assert play.cluster.looks() - looks <= 3, "it is asked about once an hour"
+    assert [one.device for one in play.controller.book.condemned()] == ["GPU-n1-0"]
+    done = clear(play.state, play.cluster, "n1", "the provider has exchanged it", "kim@head")
+    assert "has no n1 any more" in done.text
+    assert done.calls == ()
+    assert play.controller.book.condemned() == []
+    with pytest.raises(ConfigurationError, match="has no node n9"):
+        clear(play.state, play.cluster, "n9", "a typing error", "kim@head")
+
+
+def test_what_is_left_of_a_return_is_said(play: Rehearsal) -> None:
+    class Half(FakeCluster):
+        """Returns a node before its marks are gone, as one does that must not keep a node out for a note on it."""
+
+        def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+            calls = super().plan(act, state)
+            return calls if act.kind != "clear" else tuple(reversed(calls))
+
+        def carry_out(self, call: Call) -> str:
+            if "unmark" in call.words:
+                raise ClusterError("not allowed, as it was told")
+            return super().carry_out(call)
+
+    play.cluster = Half(("n0", "n1", "n2", "n3"), play.folder / "half.json", clock=play.clock.now, steps=2)
+    play.begin()
+    play.incident()
+    play.rounds(2)
+    done = clear(play.state, play.cluster, "n1", "replaced the GPU", "kim@head")
+    assert "not all was taken back" in done.warning
+    assert "not allowed" in done.warning
+    play.rounds(40)
+    assert not any("in service again" in text for text in play.trail("trouble"))

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "replace": timedelta(minutes=90)}
 """How long a cluster may take to show an act that it was asked for (recovery.md section 2.2)."""
+_AGAIN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=5), "replace": timedelta(minutes=5)}
+"""How long it is waited for where it may be asked for again: API and scheduler disagree for 1 to 5 minutes (the same section)."""
 _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
 _LOOK_AGAIN = 60.0
@@ -382,9 +384,11 @@ class Actor:
         called = [record for what, record in records if what == "call"]
         refused = sum(what == "no" and bool(record.get("once")) for what, record in records)
         once = sum(bool(record.get("once", intent.act.kind != "drain")) for record in called)
-        # Cut off before its last call, or refused, it has nothing to show, however slow the cluster is.
-        whole = any(record.get("last", True) for record in called) and not intent.text
-        return _Begun(once > refused, SHOWN[intent.act.kind] if whole else SHOWN["drain"])
+        if once <= refused:
+            # Cut off before its last call, or refused, it has nothing to show, however slow the cluster is.
+            whole = any(record.get("last", True) for record in called) and not intent.text
+            return _Begun(False, _AGAIN[intent.act.kind if whole else "drain"])
+        return _Begun(True, SHOWN[intent.act.kind])
 
     def _expire(self, intent: Intent, kept: Kept) -> None:
         """Nobody could say in all the time that there was: it stays unclear."""

@@ -79,11 +79,15 @@ def clear(
     before = cluster.look(valid_node(node))
     book = Book(state)
     done_before = [one.act.kind for one in book.intents(node=node) if one.outcome == "done"]
-    _refuse(before, replaced=bool({"reboot", "replace"} & set(done_before)))
+    # Its machine was exchanged for one of another name: the cluster has nothing to return, and its devices may come back.
+    gone = before.service == "absent" and bool(done_before)
+    if not gone:
+        _refuse(before, replaced=bool({"reboot", "replace"} & set(done_before)))
     act = Act("clear", node, "", one_line(why))
-    calls = cluster.plan(act, before)
+    calls = () if gone else cluster.plan(act, before)
     devices = tuple(dict.fromkeys(device for one in book.proposals(node=node) for device in one.proposal.devices))
-    done = Cleared(node, calls, book.waiting(node), devices, f"{node} is in service again")
+    text = f"the cluster has no {node} any more: nothing is called, and its devices may come back"
+    done = Cleared(node, calls, book.waiting(node), devices, text if gone else f"{node} is in service again")
     _wait_for_begun(book, cluster, before, timeout)
     if dry:
         return done
@@ -96,31 +100,44 @@ def clear(
         for intent in book.intents(unsettled=True, node=node):
             book.set_outcome(intent.key, "cleared", f"{who} returned the node: {why}")
         book.add_clear(node, devices, who)
+    left = ""
     try:
-        _return(cluster, act, before, calls)
+        left = "" if gone else _return(cluster, act, before, calls)
     except (ClusterError, ConfigurationError) as error:
         with state.change():
             state.note("clear failed", str(error), node=node, who=who)
             book.take_back_clear(node, earlier)
         raise
     _forget(state, book, done, who, why, notifiers)
-    return replace(done, warning=_publish(state, book))
+    return replace(done, warning="; ".join(filter(None, (left, _publish(state, book)))))
 
 
-def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> None:
-    """Have the cluster do it, if the node still is what it was when the calls were planned, and look."""
+def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> str:
+    """Have the cluster do it, if the node still is what it was when the calls were planned, and look.
+
+    Returns:
+        What was refused of it although the node is in service; "" where nothing was.
+    """
     again = cluster.look(act.node)
     if (again.service, again.reason) != (before.service, before.reason):
         raise ClusterError(
             f"{act.node} changed meanwhile: it is {again.raw or again.service} now ({again.reason or 'no reason'}). Try again"
         )
+    refused: ClusterError | None = None
     for call in calls:
-        cluster.carry_out(call)
+        try:
+            cluster.carry_out(call)
+        except ClusterError as error:
+            refused = error
+            break
     now = cluster.look(act.node)
     if cluster.landed(act, before, now) != "yes":
+        if refused is not None:
+            raise refused
         raise ClusterError(
             f"{act.node} does not show that it is in service: it is {now.raw or now.service} ({now.reason or 'no reason'})"
         )
+    return "" if refused is None else f"{act.node} is in service, and not all was taken back (say it again): {refused}"
 
 
 def _wait_for_begun(book: Book, cluster: Cluster, now: NodeState, timeout: float) -> None:

@@ -12,7 +12,7 @@ import logging
 
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.acting import DAMAGE
-from bitwitness.fleet.clusters.base import Cluster
+from bitwitness.fleet.clusters.base import Cluster, NodeState
 from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.watching import Trouble
 
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _EVERY = 60.0
 """Seconds between two looks at a node."""
+_GONE = 3600.0
+"""Seconds more, where the cluster has no such node: its machine was exchanged, and the new one has another name."""
 _A_ROUND = 5
 """Nodes that are looked at in one round: what is new comes first."""
 
@@ -49,12 +51,18 @@ class Keeper:
             except (ClusterError, OSError, *DAMAGE) as error:
                 logger.debug("%s cannot be looked at: %s", node, error)
                 continue
-            self._looked[node] = now
+            self._looked[node] = now if seen.service != "absent" else now + _GONE
             self._back.pop(node, None)
-            if seen.service == "in":
+            if seen.service == "in" and not self._is_another(seen):
                 (last,) = self._book.proposals(key=wanted[node])
                 self._back[node] = _text(last)
         return [Trouble(f"back:{node}", text, "critical") for node, text in sorted(self._back.items())]
+
+    def _is_another(self, seen: NodeState) -> bool:
+        """Whether the name is now that of another machine: what was wrong is gone, and a device that comes back with it is told apart."""
+        done = [one for one in self._book.intents(node=seen.node) if one.outcome == "done"]
+        was = done[-1].before.instance if done else ""
+        return bool(was) and bool(seen.instance) and was != seen.instance
 
     def _wanted(self) -> dict[str, int]:
         """Nodes that should be out and were not cleared since; with the last proposal of each."""

@@ -287,6 +287,18 @@ class FakeCluster:
         with self._changing() as world:
             world["nodes"][node].update(service="in", reason="", by="", hidden=0)
 
+    def exchange(self, node: str) -> None:
+        """Somebody else exchanges the machine of a node, and returns it to service."""
+        with self._changing() as world:
+            seen = world["nodes"][node]
+            seen.update(instance=f"{seen['instance']}+", booted=f"{seen['booted']}+")
+            seen.update(service="in", reason="", by="", hidden=0)
+
+    def lose(self, node: str) -> None:
+        """Somebody else takes a node out of the cluster altogether."""
+        with self._changing() as world:
+            del world["nodes"][node]
+
     def refuse(self, times: int, node: str = "") -> None:
         """Refuse the next calls, of one node or of any."""
         self._tell("refuse", [times, node])

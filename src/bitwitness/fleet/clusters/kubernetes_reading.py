@@ -72,7 +72,9 @@ def node_state(
         _reason(ours) if ours else _foreign(node, taint) if closed else "",
         TAG if ours else "",
         text(node, "status", "nodeInfo", "bootID"),
-        f"{text(node, 'metadata', 'uid')}/{text(node, 'status', 'nodeInfo', 'systemUUID')}",
+        text(
+            node, "status", "nodeInfo", "systemUUID"
+        ),  # the uid is the object's: a kubelet makes it anew for the same machine
         tuple(dict.fromkeys(job for one in work if (job := _job(one)))),
         more={
             "uid": text(node, "metadata", "uid"),
