@@ -40,7 +40,18 @@ def call(*words: object, code: int = 0, says: str = "", stdin: str = "") -> str:
 
 def imports() -> None:
     """The torch-free half imports from the wheel, and the rest says what it needs."""
-    for name in ("torch", "numpy", "httpx", "prometheus_client", "starlette", "jinja2", "pynvml"):
+    for name in (
+        "torch",
+        "numpy",
+        "httpx",
+        "prometheus_client",
+        "starlette",
+        "jinja2",
+        "pynvml",
+        "kubernetes",
+        "boto3",
+        "grpc",
+    ):
         assert importlib.util.find_spec(name) is None, f"the base install must not bring {name}"
     assert "site-packages" in (bitwitness.__file__ or ""), bitwitness.__file__
     for name in ("errors", "evidence", "fleet", "policy", "runfiles", "topology", "verdict"):
@@ -76,6 +87,10 @@ def fleet(folder: Path) -> None:
     call(*condemned, says="cannot be told")
     call(*condemned, "--device", "GPU-n1-0", code=1, says="refused")
     call("fleet", "clear", "n1", "--why", "repaired", "--state", state, says="is in service again")
+    policy = folder / "rehearsed.toml"
+    policy.write_text('[cluster]\nkind = "local"\n')
+    call("fleet", "rehearse", "--policy", policy, "--run", run_dir, "--state", state, says="0 would fail")
+    call("fleet", "agent", "--signals", folder, "--node", "n1", "--once")
     call(*condemned, "--device", "GPU-n1-0", says="admitted")
 
 
@@ -90,6 +105,10 @@ def extras(folder: Path) -> None:
     call("fleet", "watch", run_dir, "--state", state, "--once", "--policy", policy, code=2, says=needs)
     policy.write_text('[cluster]\nkind = "slurm"\nrest = "http://127.0.0.1:9"\nuser = "x"\n')
     call("fleet", "watch", run_dir, "--state", state, "--once", "--policy", policy, code=2, says=needs)
+    for kind, extra in (("kubernetes", "kubernetes"), ("nvsentinel", "kubernetes"), ("hyperpod", "aws")):
+        policy.write_text(f'[cluster]\nkind = "{kind}"\n')
+        watch = ("fleet", "watch", run_dir, "--state", state, "--once", "--policy", policy)
+        call(*watch, code=2, says=f"pip install 'bitwitness[{extra}]'")
     listen = ("--listen", "127.0.0.1:0", "--token-file", token)
     call("fleet", "watch", run_dir, "--state", state, *listen, code=2, says=needs)
     call("fleet", "send", run_dir, "--to", "http://127.0.0.1:9", "--token-file", token, code=2, says=needs)
@@ -100,7 +119,7 @@ def main() -> None:
     imports()
     call("--version")
     call("--help")
-    for name in ("admit", "clear", "history", "send", "signals", "status", "watch"):
+    for name in ("admit", "agent", "clear", "history", "rehearse", "send", "signals", "status", "watch"):
         call("fleet", name, "--help", says="Usage")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
