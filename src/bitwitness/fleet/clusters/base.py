@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from bitwitness.errors import ConfigurationError
@@ -25,6 +26,7 @@ TAG = "bitwitness"
 """What the reason of everything we do to a node begins with; a node that somebody else took out is not ours to touch."""
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_INCIDENT = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-z]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -292,6 +294,18 @@ def valid_node(name: str) -> str:
             f"{name!r:.120} is no name of a node (letters, digits, '_', '.', '-'): nothing is done to it"
         )
     return name
+
+
+def found_at(incident: str) -> datetime | None:
+    """When an incident was, by its id; None where the id does not say.
+
+    It stands there to the second, rounded down, so what happened within a second of it may have been before or after.
+    """
+    match = _INCIDENT.fullmatch(incident)
+    try:
+        return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC) if match else None
+    except ValueError:  # e.g. the 31st of February
+        return None
 
 
 def one_line(text: str, limit: int = 200) -> str:
