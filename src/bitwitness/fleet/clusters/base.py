@@ -40,6 +40,7 @@ class Act:
         incident: id of the incident because of which; empty for what a person asked for by hand.
         reason: a sentence for people.
         devices: of that node, those that are named; a cluster that knows only nodes ignores them.
+        back: whether it is about a device that was taken out because of the incident, and was seen on this node after that.
     """
 
     kind: ActKind
@@ -47,6 +48,15 @@ class Act:
     incident: str
     reason: str
     devices: tuple[str, ...] = ()
+    back: bool = False
+
+    @property
+    def blamed(self) -> datetime | None:
+        """When the node had the machine that is blamed: one that was made later is another. None where that cannot be told.
+
+        A device that came back may be in a newer machine, and is blamed there.
+        """
+        return None if self.back else found_at(self.incident)
 
     @property
     def tag(self) -> str:
