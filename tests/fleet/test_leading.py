@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bitwitness.errors import ClusterError
+from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import FakeCluster
-from bitwitness.fleet.clusters.base import Act, Call
+from bitwitness.fleet.clusters.base import Act, Call, NodeState
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.view import report
 from tests.fleet.rehearsal import NODES, Rehearsal
@@ -154,7 +155,7 @@ def begin_replacing(play: Rehearsal, cluster: FakeCluster) -> None:
     play.begin(may=frozenset({"drain", "replace"}))
     at = play.clock.wall.isoformat()
     play.signals = [Signal("kernel", "xid:48", "GPU-n1-0", at, "memory", "strong", "as a test says", host="n1")]
-    play.incident()
+    play.incident(scheduler_job="fake:7")
 
 
 class Stubborn(FakeCluster):
@@ -219,8 +220,13 @@ def test_what_must_not_be_done_twice_is_asked_again_only_where_it_was_refused(
             return super().carry_out(call)
 
     cluster = Refusing(NODES, play.folder / "refusing.json", clock=play.clock.now, steps=2)
+    cluster.add_job("7", ["n1", "n2"], state="ended", exit_code=160)
     begin_replacing(play, cluster)
-    play.rounds(4, MINUTE)
+    play.rounds()
+    # The node takes no jobs, which is what its job and whoever has the device next have waited for.
+    assert [one.device for one in play.controller.book.condemned()] == ["GPU-n1-0"]
+    play.rounds(3, MINUTE)
+    assert cluster.calls(kind="requeue") == [("requeue", "7")]
     assert cluster.asked == calls
     play.rounds(10, 10 * MINUTE)
     assert cluster.asked == calls
@@ -230,8 +236,69 @@ def test_what_must_not_be_done_twice_is_asked_again_only_where_it_was_refused(
 def test_a_job_that_restarted_by_itself_goes_on(tmp_path: Path, play: Rehearsal) -> None:
     play.cluster.add_job("7", ["n0", "n2"])
     play.incident(scheduler_job="fake:7")
-    play.rounds(3)
+    play.rounds(3, MINUTE)
+    assert play.controller.book.requeues()  # its other ranks may only be slow to end
+    play.rounds(5, MINUTE)
     (row,) = play.controller.book.requeues(waiting=False)
     assert row.status == "done"
     assert "runs on without n1" in row.why
     assert play.cluster.calls(kind="requeue") == []
+
+
+def test_a_node_whose_replacement_is_refused_can_be_returned(play: Rehearsal) -> None:
+    class Refusing(FakeCluster):
+        def carry_out(self, call: Call) -> str:
+            if "replace" in call.words:
+                raise ClusterError("not allowed", refused=True)
+            return super().carry_out(call)
+
+    cluster = Refusing(NODES, play.folder / "refusing.json", clock=play.clock.now, steps=2)
+    begin_replacing(play, cluster)
+    play.rounds(10, MINUTE)
+    assert play.statuses() == {"n1": "failed"}
+    clear(play.state, cluster, "n1", "the vendor has looked at it", "kim@head")
+    play.rounds(10, MINUTE)
+    assert play.statuses() == {"n1": "cleared"}
+    assert cluster.look("n1").service == "in"
+
+
+def test_a_plan_that_cannot_be_made_any_more_is_told_at_once(play: Rehearsal) -> None:
+    class Changing(FakeCluster):
+        planned = 0
+
+        def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+            self.planned += act.kind == "drain"
+            if self.planned > 2:
+                raise ConfigurationError("it is another machine by now")
+            return super().plan(act, state)
+
+        def carry_out(self, call: Call) -> str:
+            raise ClusterError("no answer in time")
+
+    play.cluster = Changing(NODES, play.folder / "changing.json", clock=play.clock.now)
+    play.begin()
+    play.incident()
+    play.rounds(6, MINUTE)
+    (kept,) = play.kept("n1")
+    assert (kept.status, kept.final) == ("held", True)
+    assert "another machine" in kept.why
+
+
+def test_who_is_returned_while_what_is_left_is_done_stays_returned(play: Rehearsal) -> None:
+    cluster = Stubborn(NODES, play.folder / "steps.json", clock=play.clock.now, steps=4)
+    begin_on(play, cluster)
+    play.incident()
+    play.rounds(2)
+    cluster.refusing = False
+    rest = cluster.rest
+
+    def interrupted(act: Act, now: NodeState) -> tuple[Call, ...]:
+        calls = rest(act, now)
+        if calls:
+            clear(play.state, cluster, "n1", "replaced the GPU", "kim@head")
+        return calls
+
+    cluster.rest = interrupted  # type: ignore[method-assign]
+    before = len(cluster.calls("n1", "mark"))
+    play.rounds(5, MINUTE)
+    assert len(cluster.calls("n1", "mark")) == before

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.budget import HOUR, Hold, hold
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Census, Cluster, Landed, NodeState, valid_node
+from bitwitness.fleet.begun import CALL, NO, SHOWN, begun
+from bitwitness.fleet.budget import Hold
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Landed, NodeState, valid_node
+from bitwitness.fleet.holding import OUT, Holder
 from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status, found_at
 from bitwitness.fleet.patience import Patience
 from bitwitness.fleet.policy import FleetPolicy
@@ -24,10 +26,6 @@ from bitwitness.fleet.telling import Teller
 
 logger = logging.getLogger(__name__)
 
-SHOWN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=30), "replace": timedelta(minutes=90)}
-"""How long a cluster may take to show an act that it was asked for (recovery.md section 2.2)."""
-_AGAIN = {"drain": timedelta(minutes=1), "reboot": timedelta(minutes=5), "replace": timedelta(minutes=5)}
-"""How long it is waited for where it may be asked for again: API and scheduler disagree for 1 to 5 minutes (the same section)."""
 _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
 _LOOK_AGAIN = 60.0
@@ -43,19 +41,6 @@ DAMAGE = (
     MemoryError,
 )
 """What an adapter raises that has a mistake in it: one node must not stop all others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """What was called for an intent.
-
-    Attributes:
-        once: whether a call was begun that must not be made twice.
-        shown: how long the cluster may take to show what was called.
-    """
-
-    once: bool
-    shown: timedelta
 
 
 class Actor:
@@ -81,37 +66,18 @@ class Actor:
     ) -> None:
         self._book, self._cluster, self._policy, self._teller = book, cluster, policy, teller
         self.patience = patience or Patience(book.state.clock)
+        self.holder = Holder(book, cluster, policy, self.patience)
         self._state, self._process = book.state, process
-        self._census: Census | None = None
-        self._acted: list[tuple[datetime, str]] | None = None
         self._done: set[str] | None = None
         self._looked: dict[int, float] = {}
         self._unseen: set[int] = set()
-        self.census_error = ""
 
-    # Holds ------------------------------------------------------------------------------------------------------------
+    # Looking ----------------------------------------------------------------------------------------------------------
 
-    def forget_census(self) -> None:
+    def forget(self) -> None:
         """Ask the cluster anew how many nodes are out."""
-        self._census, self._acted, self._done, self.census_error = None, None, None, ""
-
-    def hold(self, kept: Kept, but: int = 0) -> Hold | None:
-        """What holds a proposal now; `but`: an intent that does not count, because it is its own."""
-        now = self._state.clock.now()
-        if but:
-            acted = self._book.acted(HOUR, but=but)
-        else:
-            self._acted = acted = self._book.acted(HOUR) if self._acted is None else self._acted
-        made, census = min(now - kept.waited, self._happened(kept) or now), self._counted()
-        return hold(kept.proposal, made=made, acted=acted, census=census, now=now, policy=self._policy)
-
-    def _happened(self, kept: Kept) -> datetime | None:
-        """When the incident was: a controller that is new to a run must not act on what was repaired months ago.
-
-        Not of a device that came back, which is news however old its incident is.
-        """
-        known = self._book.incident(kept.proposal.incident)
-        return None if known is None or kept.number >= RETURNED else found_at(known, self._state.clock.now())
+        self._done = None
+        self.holder.forget()
 
     def _is_ours(self, state: NodeState) -> bool:
         """Whether we took a node out: by its reason, or where HyperPod leaves no room for ours there, by what was done."""
@@ -119,21 +85,6 @@ class Actor:
             return True
         mine = (one for one in self._book.intents(node=state.node) if one.outcome == "done")
         return state.reason.startswith("Action:") and any(one.act.kind in ("reboot", "replace") for one in mine)
-
-    def _counted(self) -> Census | None:
-        """The census of this round; what was begun and is not shown yet counts as out already."""
-        if not self._policy.act or self.census_error:
-            return None
-        if self._census is None:
-            try:
-                seen = self.patience.ask(self._cluster.census)
-            except (ClusterError, OSError) as error:
-                self.census_error = str(error)
-                logger.warning("the cluster cannot be counted: %s", error)
-                return None
-            hidden = {one.act.node for one in self._book.intents(unsettled=True) if one.outcome is None}
-            self._census = Census(seen.total, seen.out + len(hidden))
-        return self._census
 
     def is_out_already(self, kept: Kept) -> bool:
         """Whether a node that is held back by a budget was taken out because of another incident; that needs none."""
@@ -168,7 +119,8 @@ class Actor:
         node = kept.proposal.node
         assert kept.proposal.act is not None
         kind = kept.proposal.act if kept.proposal.act in self._cluster.acts else "drain"
-        act = Act(kind, node, kept.proposal.incident, kept.proposal.reason, kept.proposal.devices)
+        about, back = kept.proposal, kept.number >= RETURNED
+        act = Act(kind, node, about.incident, about.reason, about.devices, back)
         if any(one.outcome is None for one in self._book.intents(unsettled=True, node=node)):
             return  # another incident's act on this node is under way: its end decides
         try:
@@ -183,7 +135,7 @@ class Actor:
             key = self._intend(kept, act, before, calls)
             if key is None:
                 return
-            self.forget_census()
+            self.forget()
             again = self._look(node)
             if (again.service, again.reason) != (before.service, before.reason):
                 self._abandon(key, kept, f"{node} changed meanwhile: it is {again.raw or again.service} now")
@@ -215,7 +167,7 @@ class Actor:
 
     def _was_resumed(self, kept: Kept) -> str:
         """Why a node in service is left alone: we had taken it out after this was found, and somebody has resumed it; or ""."""
-        found = self._happened(kept)
+        found = self.holder.happened(kept)
         if found is None:
             return ""
         node = kept.proposal.node
@@ -276,13 +228,13 @@ class Actor:
                 if not self._book.set_started(key, self._process):
                     self._note("not begun", kept, f"{self._kept(kept.key).why}, so it is not called: {call}")
                     return
-                self._state.note("call", str(call), incident=act.incident, node=act.node, record=record)
+                self._state.note(CALL, str(call), incident=act.incident, node=act.node, record=record)
             try:
                 said = self.patience.ask(self._cluster.carry_out, call)
             except (ClusterError, OSError, *DAMAGE) as error:
                 if getattr(error, "refused", False):
                     with self._state.change():
-                        self._state.note("no", _said(error), incident=act.incident, node=act.node, record=record)
+                        self._state.note(NO, _said(error), incident=act.incident, node=act.node, record=record)
                 if not self._has_landed(key, kept, error):
                     self._not_done(key, kept, call, _said(error))
                 break
@@ -368,27 +320,28 @@ class Actor:
 
     def _not_shown(self, intent: Intent, kept: Kept, now: NodeState, landed: Landed) -> None:
         """The node does not show the act: wait, ask for it once more, or say that nobody can tell."""
-        begun = self._begun(intent)
-        repeatable = landed == "no" and not begun.once
-        if intent.tried < begun.shown and (repeatable or intent.process == self._process):
+        if now.service in _OUT and now.ours and intent.act.kind != "drain":
+            self._protected(kept, intent.act)
+        called = begun(self._state, intent)
+        repeatable = landed == "no" and not called.once
+        if intent.tried < called.shown and (repeatable or intent.process == self._process):
             return  # the cluster may only be slow to show it
         if repeatable:
             self._again(intent, kept, now)
         else:
             self._unclear(intent, kept, now)
 
-    def _begun(self, intent: Intent) -> _Begun:
-        """What was called for an intent so far, by whichever process."""
-        trail = self._state.history(incident=intent.act.incident, node=intent.act.node)
-        records = [(one.what, one.record) for one in trail if one.record.get("intent") == intent.key]
-        called = [record for what, record in records if what == "call"]
-        refused = sum(what == "no" and bool(record.get("once")) for what, record in records)
-        once = sum(bool(record.get("once", intent.act.kind != "drain")) for record in called)
-        if once <= refused:
-            # Cut off before its last call, or refused, it has nothing to show, however slow the cluster is.
-            whole = any(record.get("last", True) for record in called) and not intent.text
-            return _Begun(False, _AGAIN[intent.act.kind if whole else "drain"])
-        return _Begun(True, SHOWN[intent.act.kind])
+    def _protected(self, kept: Kept, act: Act) -> None:
+        """The node takes no jobs already, whatever becomes of its reboot or replacement: its job need not wait for that."""
+        if f"{OUT}{kept.key}" in self._state.said(OUT):
+            return
+        with self._state.change():
+            if not self._state.say_once(f"{OUT}{kept.key}", act.node):
+                return
+            if act.kind != "reboot":
+                self._book.condemn(kept.proposal)
+            self._wants_requeue(act.incident)
+            self._note("out", kept, f"{act.node} takes no jobs; the {act.kind} itself is not seen yet")
 
     def _expire(self, intent: Intent, kept: Kept) -> None:
         """Nobody could say in all the time that there was: it stays unclear."""
@@ -421,7 +374,7 @@ class Actor:
 
     def _again(self, intent: Intent, kept: Kept, now: NodeState) -> None:
         """Ask for a drain that did not happen once more, within the same intent, so that it counts once."""
-        held = self.hold(kept, but=intent.key)
+        held = self.holder.hold(kept, but=intent.key)
         act = intent.act
         if held is not None and held.why == "expired":
             self._end_expired(intent, kept, held.text, "not done")
@@ -430,9 +383,15 @@ class Actor:
             return
         if now.service != "in" and not (now.service in _OUT and now.ours):
             return  # what it is now may pass; it is looked at again
-        calls = self._cluster.plan(act, now)
+        try:
+            calls = self._cluster.plan(act, now)
+        except ConfigurationError as error:
+            with self._state.change():
+                if self._book.set_outcome(intent.key, "not done", str(error)):
+                    self._hold_on(kept, "cluster", str(error), final=True)
+            return
         if not calls:
-            return  # so do two answers of the cluster that do not agree
+            return  # two answers of the cluster that do not agree
         with self._state.change():
             text = f"{act.node} is {now.raw or now.service}: the {act.kind} is asked for once more"
             if not self._moves(kept, "failed", text, "again", due=self._due(kept.attempts + 1), attempt=True):
@@ -513,7 +472,7 @@ class Actor:
     def note_hold(self, kept: Kept, held: Hold) -> None:
         """Note what holds a proposal, where that is new, inside `State.change`."""
         status: Status = {"observe": "observed", "expired": "expired"}.get(held.why, "held")  # type: ignore[assignment]
-        text = f"{held.text}: {self.census_error}" if held.why == "cluster" and self.census_error else held.text
+        text = f"{held.text}: {self.holder.error}" if held.why == "cluster" and self.holder.error else held.text
         same = (kept.status, kept.hold, kept.final) == (status, held.why, held.final)
         if same and _are_close(kept.due, held.until):
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError, RunFilesError
-from bitwitness.fleet.acting import SHOWN
+from bitwitness.fleet.begun import begun
 from bitwitness.fleet.clusters.base import Act, Call, Cluster, NodeState, one_line, valid_node
 from bitwitness.fleet.identity import write_condemned
 from bitwitness.fleet.kept import Book
@@ -143,8 +143,9 @@ def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ..
 def _wait_for_begun(book: Book, cluster: Cluster, now: NodeState, timeout: float) -> None:
     """An act that was asked for, and is only slow to show, would take out what has just been returned."""
     for intent in book.intents(unsettled=True, node=now.node):
-        kind, limit = intent.act.kind, SHOWN[intent.act.kind] + timedelta(seconds=timeout)
-        if intent.outcome is not None or not intent.started or intent.tried > limit:
+        called = begun(book.state, intent)
+        kind, limit = intent.act.kind, called.shown + timedelta(seconds=timeout)
+        if intent.outcome is not None or not intent.started or called.refused or intent.tried > limit:
             continue
         if cluster.landed(intent.act, intent.before, now) != "yes":
             left = (limit - intent.tried).total_seconds()

@@ -168,7 +168,7 @@ class Controller:
         if leader := self._leader():
             self._stand_by(leader, began)
             return
-        self._actor.forget_census()
+        self._actor.forget()
         self._actor.settle()
         files, troubles = self._runs.now()
         troubles += self._picker.round(files)
@@ -240,7 +240,7 @@ class Controller:
         for kept in sorted(waiting, key=lambda one: (sure.index(one.proposal.confidence), one.key)):
             if kept.hold == "cluster" and kept.attempts and not self._actor.is_due(kept):
                 continue
-            why = self._actor.hold(kept)
+            why = self._actor.holder.hold(kept)
             if why is None and self._patience.over:
                 continue  # in the next round
             if why is None:

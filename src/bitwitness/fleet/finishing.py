@@ -59,6 +59,9 @@ class Finisher:
         if intent.tried > self._policy.act_within:
             self._end(intent, f"what is left of the {act.kind} of {act.node} is asked for no more")
             return []
+        if self._is_cleared(intent):
+            self._end(intent, f"{act.node} was returned to service: nothing is left of its {act.kind}")
+            return []
         try:
             calls = rest.rest(act, self._cluster.look(act.node))
             if not calls:
@@ -80,6 +83,9 @@ class Finisher:
         for call in calls:
             if not call.repeatable:
                 raise ValueError(f"{call} may not be repeated, and is none that is left")
+            with self._state.change():
+                if self._is_cleared(intent):
+                    return failed  # by a person, since the node was looked at
             try:
                 self._cluster.carry_out(call)
             except (ClusterError, ConfigurationError, OSError) as error:
@@ -88,6 +94,11 @@ class Finisher:
             with self._state.change():
                 self._state.note("call", str(call), incident=act.incident, node=act.node, record={"rest": intent.key})
         return failed
+
+    def _is_cleared(self, intent: Intent) -> bool:
+        """Whether a person has returned the node since this was done."""
+        (kept,) = self._book.proposals(key=intent.proposal)
+        return any(one.node == intent.act.node and one.time >= kept.updated for one in self._book.clears())
 
     def _end(self, intent: Intent, text: str) -> None:
         with self._state.change():

@@ -13,6 +13,7 @@ from datetime import timedelta
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Cluster, JobState
+from bitwitness.fleet.holding import OUT
 from bitwitness.fleet.kept import RETURNED, Book, Requeue
 from bitwitness.fleet.notify import Severity
 from bitwitness.fleet.patience import Patience
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 RETRYABLE = 160
 """With which a job ends because of corruption that names somebody (DESIGN section 5)."""
+_SETTLED = 300.0
+"""Seconds after which a job that runs without a node is taken for one that goes on: ending it takes up to 150 of them."""
 _SOON, _REFUSED = timedelta(seconds=5), timedelta(seconds=60)
 
 
@@ -42,6 +45,7 @@ class Requeuer:
     ) -> None:
         self._teller, self._patience = teller, patience or Patience(book.state.clock)
         self._book, self._cluster, self._policy, self._state = book, cluster, policy, book.state
+        self._without: dict[str, float] = {}
 
     def round(self) -> None:
         """Look after every job that waits."""
@@ -69,13 +73,14 @@ class Requeuer:
         if row.restarts is None:
             with self._state.change():
                 self._book.set_requeue(row.incident, restarts=job.restarts)
-        elif job.restarts > row.restarts or (row.started and job.state in ("pending", "running")):
+        elif (job.restarts > row.restarts and (job.state != "ended" or job.requeueable)) or (
+            row.started and job.state in ("pending", "running")
+        ):
             self._complete(row, job)
             return
         if job.state == "absent":
             self._end(row, "given up", f"the cluster knows job {row.job} no more: start it again by hand")
-        elif job.state == "running" and job.nodes and not set(job.nodes) & set(nodes):
-            # Where jobs restart by themselves, it may have done so before anybody counted.
+        elif self._runs_on(row, job, nodes):
             self._end(row, "done", f"job {row.job} runs on without {', '.join(nodes)}: {job.raw or job.state}")
         elif job.state != "ended":
             is_held = job.held or "held" in job.raw.lower()
@@ -98,6 +103,17 @@ class Requeuer:
         elif self._policy.act:
             self._start(row, job, nodes)
 
+    def _runs_on(self, row: Requeue, job: JobState, nodes: tuple[str, ...]) -> bool:
+        """Whether a job has gone on by itself, as where jobs restart by their own policy: it may have done so before anybody counted.
+
+        Not at once: while its ranks end one after the other, it seems to run without the one that has ended first.
+        """
+        now = self._state.clock.ticks()
+        if job.state != "running" or not job.nodes or set(job.nodes) & set(nodes):
+            self._without.pop(row.incident, None)
+            return False
+        return now - self._without.setdefault(row.incident, now) >= _SETTLED
+
     def _complete(self, row: Requeue, job: JobState) -> None:
         """It was started again; what an earlier process of ours had begun and left, such as a hold, is brought to its end."""
         left = self._cluster.plan_requeue(job, row.nodes) if row.started and job.state == "pending" else ()
@@ -115,11 +131,16 @@ class Requeuer:
         )
         found = [one for name in names for one in self._book.proposals(incident=name)]
         kept = [one for one in found if one.proposal.act is not None and one.number < RETURNED]
-        if any(not one.final for one in kept):
+        shown = self._state.said(OUT)  # out of service, while a reboot or replacement of it is still to be seen
+        if any(not one.final and f"{OUT}{one.key}" not in shown for one in kept):
             self._wait(row, "not all named nodes are out of service yet")
             return None
         out = ("done", "already out", "cleared")
-        left = [one.proposal.node for one in kept if one.status not in out and one.hold != "not-ours"]
+        left = [
+            one.proposal.node
+            for one in kept
+            if one.status not in out and one.hold != "not-ours" and f"{OUT}{one.key}" not in shown
+        ]
         if left:
             self._end(row, "given up", f"{', '.join(left)} stays in service, so job {row.job} would start there again")
             return None
