@@ -279,20 +279,10 @@ def test_an_act_of_another_kind_or_node_is_none_of_this_clusters(cluster: NVSent
             cluster.carry_out(call)
 
 
-def test_a_node_that_is_removed_or_changed_between_two_reads(world: World, cluster: NVSentinelCluster) -> None:
-    finds, find = [0], world.api.find
-
-    def found(path: str, query: Any = None) -> Any:
-        finds[0] += 1
-        world.server.change_node("n0", lambda node: None) if finds[0] < change else None
-        return find(path, query)
-
-    setattr(world.api, "find", found)  # noqa: B010
-    change = 4
+def test_a_node_is_read_once_so_that_all_of_a_look_is_of_one_version(world: World, cluster: NVSentinelCluster) -> None:
+    world.server.requests.clear()
     assert cluster.look("n0").service == "in"
-    finds[0], change = 0, 1000
-    with pytest.raises(ClusterError, match="n0 is changed faster than it can be read"):
-        cluster.look("n0")
+    assert [path for _, path, _ in world.server.requests].count("/api/v1/nodes/n0") == 1
 
 
 # Settings and checks --------------------------------------------------------------------------------------------------

@@ -99,16 +99,22 @@ class KubernetesCluster:
 
     def look(self, node: str) -> NodeState:
         """The node now; `absent` where there is none of this name, with what is known about why."""
+        return self.read(node)[0]
+
+    def read(self, node: str) -> tuple[NodeState, Mapping[str, Any]]:
+        """The node now, and the very Node that this was read from, on which others write as well; {} where there is none."""
         found = self.api.find(f"/api/v1/nodes/{valid_node(node)}")
         if found is None:
-            return NodeState(node, "absent", self._why_absent(node))
+            return NodeState(node, "absent", self._why_absent(node)), {}
         if kubernetes_reading.text(found, "metadata", "name") != node:
             raise ClusterError(f"the API server at {self.api.host} answered for another node than {node}")
         self._misnamed.pop(node, None)
         pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
         state = kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC), evict=self._evict)
         event = kubernetes_plan.untold(state)
-        return replace(state, more={**state.more, "told": self._is_told(event)}) if event else state
+        if event:
+            state = replace(state, more={**state.more, "told": self._is_told(event)})
+        return state, found
 
     def _is_told(self, event: str) -> bool:
         """Whether an Event is there; one that we may not read is made again, which is refused where it is."""
@@ -177,8 +183,7 @@ class KubernetesCluster:
             ConfigurationError: it is no call of this cluster.
         """
         kind = _kind(call)
-        if self._lease:
-            self._lease.check()
+        self.must_lead()
         if kind == "node":
             return self._patch(call)
         method, path = call.words
@@ -280,6 +285,19 @@ class KubernetesCluster:
     def leader(self) -> str:
         """Take the lead or keep it; "" where this process has it, or where there is no lease."""
         return self._lease.leader() if self._lease else ""
+
+    def must_lead(self) -> None:
+        """Refuse where this process is to lead and does not, now; a person's command, which never asked to, is not hindered.
+
+        Raises:
+            ClusterError: another one leads, or nobody can say. Nothing was done, whatever was to be.
+        """
+        if self._lease is None:
+            return
+        try:
+            self._lease.check()
+        except ClusterError as error:
+            raise ClusterError(str(error), refused=True) from error
 
     def resign(self) -> None:
         """Give the lead up."""

@@ -30,7 +30,6 @@ from bitwitness.fleet.clusters.nvsentinel_events import AGENT, MANAGED, OPTED_OU
 from bitwitness.fleet.clusters.nvsentinel_plan import AWAIT
 
 _SETTINGS = {"kind", "strategy", "kubernetes"}
-_TRIES = 4
 _RETURNS = 120.0
 """Seconds that NVSentinel and the agent of a node may take to return it: the agent looks every 15 s."""
 _PAUSE = 2.0
@@ -75,17 +74,8 @@ class NVSentinelCluster:
 
     def look(self, node: str) -> NodeState:
         """The node now, with what NVSentinel shows on it: both of the same version of the Node."""
-        for _ in range(_TRIES):
-            state = self.inner.look(node)
-            if state.service == "absent":
-                return state
-            found = self.inner.api.find(f"/api/v1/nodes/{valid_node(node)}")
-            if found is None:
-                continue
-            metadata = found.get("metadata")
-            if isinstance(metadata, Mapping) and metadata.get("resourceVersion") == state.more.get("version"):
-                return nvsentinel_plan.with_quarantine(state, found)
-        raise ClusterError(f"{node} is changed faster than it can be read: try again")
+        state, found = self.inner.read(node)
+        return state if state.service == "absent" else nvsentinel_plan.with_quarantine(state, found)
 
     def census(self) -> Census:
         """The size of the cluster now."""
