@@ -72,6 +72,17 @@ def test_an_incident_is_stored_once_and_never_overwritten(folder: Path, client: 
     assert files_in(folder) == [f"job-{run}/incidents/{ID}/incident.json" for run in (1, 2)]
 
 
+def test_who_stands_by_takes_nothing(folder: Path) -> None:
+    leads = ["bitwitness-fleet-7d9f"]
+    with listening(folder, leader=lambda: leads[0]) as (_, client):
+        answer = post(client, incident())
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
+        assert "bitwitness-fleet-7d9f leads" in answer.json()["error"]
+        assert files_in(folder) == []
+        leads[0] = ""
+        assert post(client, incident()).status_code == 201
+
+
 def test_many_at_once_store_it_once(folder: Path) -> None:
     with listening(folder) as (server, _), ThreadPoolExecutor(12) as pool:
 

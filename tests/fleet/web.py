@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,7 +74,11 @@ def headers(run: str = "job-1", token: str = TOKEN) -> dict[str, str]:
 
 @contextmanager
 def listening(
-    folder: Path | None, figures: Figures | None = None, limits: Limits | None = None, body_seconds: float = 20.0
+    folder: Path | None,
+    figures: Figures | None = None,
+    limits: Limits | None = None,
+    body_seconds: float = 20.0,
+    leader: Callable[[], str] = lambda: "",
 ) -> Iterator[tuple[Server, httpx.Client]]:
     """An inbox on loopback, and a client of it."""
     shown = figures or Figures(last_round=datetime.now(UTC).timestamp())
@@ -85,6 +89,7 @@ def listening(
         health=lambda: health(shown, datetime.now(UTC)),
         limits=limits,
         body_seconds=body_seconds,
+        leader=leader,
     )
     with (
         serve(made, "127.0.0.1", 0) as server,

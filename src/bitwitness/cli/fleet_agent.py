@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import click
 
 from bitwitness.cli.entry import INTERRUPTED
+from bitwitness.cli.options import seconds_up_to
 from bitwitness.cli.output import console, plain, styled
 from bitwitness.cli.runs import GIVEN_PATH
-from bitwitness.durations import seconds_of
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.clusters.nvsentinel_events import ACTIONS, Strategy, valid_strategy
@@ -50,16 +50,6 @@ class _Asked:
     state: Path | None
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    try:
-        seconds = seconds_of(value)
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    if not 0 < seconds <= 86_400:
-        raise click.BadParameter("must be above 0 and at most a day", ctx, param)
-    return seconds
-
-
 @click.command()
 @click.option("--node", metavar="NAME", help="This node. Default: BITWITNESS_NODE, NODE_NAME, or as the cluster says.")
 @click.option(
@@ -79,7 +69,12 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--kubeconfig", type=GIVEN_PATH, metavar="FILE", help="Default: of the pod, else as kubectl finds it.")
 @click.option("--context", default="", metavar="NAME", help="Of the kubeconfig.")
 @click.option(
-    "--look", callback=_seconds, default="15s", show_default=True, metavar="TIME", help="Between two looks at the Node."
+    "--look",
+    callback=seconds_up_to(86_400, "a day"),
+    default="15s",
+    show_default=True,
+    metavar="TIME",
+    help="Between two looks at the Node.",
 )
 @click.option(
     "--signals", "folder", type=GIVEN_PATH, metavar="DIR", help="Keep this node's hardware signals in DIR/NODE.json."
@@ -89,7 +84,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 )
 @click.option(
     "--every",
-    callback=_seconds,
+    callback=seconds_up_to(86_400, "a day"),
     default="5m",
     show_default=True,
     metavar="TIME",

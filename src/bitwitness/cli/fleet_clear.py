@@ -16,7 +16,7 @@ from bitwitness.errors import RunFilesError
 from bitwitness.fleet.clearing import Cleared
 from bitwitness.fleet.clearing import clear as return_to_service
 from bitwitness.fleet.clusters.base import valid_node
-from bitwitness.fleet.clusters.settings import cluster_of
+from bitwitness.fleet.clusters.settings import cluster_of, timeout_of
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import State
 from bitwitness.fleet.view import sources
@@ -51,7 +51,7 @@ def clear(
         policy = _policy(policy_file, known.get("cluster"))
         cluster = cluster_of(policy, runs, parents)
         told = tuple(str(name) for name in known.get("notifiers", ()))
-        timeout = float(policy.cluster.get("timeout", 30.0))
+        timeout = timeout_of(policy.cluster)
         done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run, timeout=timeout)
         everywhere = [*runs, *_below(parents)]
         if quarantine:

@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from bitwitness.cli.entry import INTERRUPTED
+from bitwitness.cli.options import seconds_up_to
 from bitwitness.cli.output import console, plain, styled
 from bitwitness.cli.runs import GIVEN_PATH, is_run
-from bitwitness.durations import seconds_of
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clock import Clock
 from bitwitness.fleet.clusters.base import Cluster
@@ -73,16 +73,6 @@ class Asked:
         return shlex.join([*words, "--act"] if self.act else words)
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    try:
-        seconds = seconds_of(value)
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    if not 0 < seconds <= 60:
-        raise click.BadParameter("must be above 0 and at most a minute: incidents are to be seen soon", ctx, param)
-    return seconds
-
-
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
@@ -107,7 +97,13 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @click.option("--token-file", type=GIVEN_PATH, metavar="FILE", help="Of the inbox; without it no incident is taken.")
 @click.option("--publish", type=GIVEN_PATH, metavar="DIR", help="Keep condemned.json there too, readable by all nodes.")
-@click.option("--every", callback=_seconds, default="2s", show_default=True, help="Between two looks.")
+@click.option(
+    "--every",
+    callback=seconds_up_to(60, "a minute: incidents are to be seen soon"),
+    default="2s",
+    show_default=True,
+    help="Between two looks.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for everything that happens.")
 def watch(
     runs: tuple[Path, ...],
@@ -195,7 +191,7 @@ def _watch(asked: Asked) -> None:
         stack.callback(controller.close)
         _remember(state, asked, told)
         if asked.listen:
-            stack.callback(_serve(asked, asked.listen, inbox).stop)
+            stack.callback(_serve(asked, asked.listen, inbox, controller).stop)
         if asked.once:
             _once(controller, state, told)
             _print_news(state, last, asked.as_json)
@@ -277,14 +273,20 @@ def _remember(state: State, asked: Asked, told: Sequence[Notifier]) -> None:
         console(stderr=True).print(styled(text, "yellow"), soft_wrap=True)
 
 
-def _serve(asked: Asked, listen: tuple[str, int], inbox: Path | None) -> Any:
+def _serve(asked: Asked, listen: tuple[str, int], inbox: Path | None, controller: Controller) -> Any:
     from bitwitness.fleet.exposition import health
     from bitwitness.fleet.figures import figures
     from bitwitness.fleet.inbox import app, read_token, serve
 
     token = read_token(asked.token_file) if asked.token_file is not None else ""
     state = asked.state
-    made = app(inbox, token, metrics=lambda: figures(state), health=lambda: health(figures(state), datetime.now(UTC)))
+    made = app(
+        inbox,
+        token,
+        metrics=lambda: figures(state),
+        health=lambda: health(figures(state), datetime.now(UTC)),
+        leader=lambda: controller.led_by,
+    )
     server = serve(made, *listen)
     console(stderr=True).print(styled(f"listening on {server.host}:{server.port}"))
     return server

@@ -150,6 +150,11 @@ class Controller:
         """Whether the next round has more incidents to pick up already."""
         return self._picker.backlog
 
+    @property
+    def led_by(self) -> str:
+        """Which other controller leads, as far as is known; "" where this one acts."""
+        return self._led_by
+
     def close(self) -> None:
         """Give up the runs, and the lead."""
         self._runs.release()

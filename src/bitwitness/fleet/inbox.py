@@ -71,8 +71,11 @@ def app(
     limits: Limits | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     body_seconds: float = BODY_SECONDS,
+    leader: Callable[[], str] = lambda: "",
 ) -> Starlette:
     """The app. `folder`: where incidents are stored, or None to take none; `metrics` and `health` are called in other threads.
+
+    `leader`: which other controller leads, or "". Who stands by takes no incident: nobody would look at it until it leads.
 
     Raises:
         ConfigurationError: incidents are taken, and the token is too short to be one.
@@ -87,7 +90,7 @@ def app(
     if folder is not None:
         if len(token) < SHORTEST or not token.isascii():
             raise ConfigurationError(f"the token of the inbox needs at least {SHORTEST} plain characters")
-        inbox = _Inbox(Store(folder, limits, clock), token, exposition, body_seconds)
+        inbox = _Inbox(Store(folder, limits, clock), token, exposition, body_seconds, leader)
         routes.append(Route("/incidents", inbox.post, methods=["POST"]))
     handlers: dict[Any, Any] = {HTTPException: _problem, BitwitnessError: _unreadable}
     made = Starlette(routes=routes, exception_handlers=handlers)
@@ -98,8 +101,10 @@ def app(
 class _Inbox:
     """`POST /incidents`."""
 
-    def __init__(self, store: Store, token: str, exposition: Exposition, body_seconds: float) -> None:
-        self._store, self._exposition, self._seconds = store, exposition, body_seconds
+    def __init__(
+        self, store: Store, token: str, exposition: Exposition, body_seconds: float, leader: Callable[[], str]
+    ) -> None:
+        self._store, self._exposition, self._seconds, self._leader = store, exposition, body_seconds, leader
         self._expected = hashlib.sha256(token.encode()).digest()
         self._bodies = asyncio.Semaphore(_BODIES)
         self._warned = -60.0
@@ -121,6 +126,8 @@ class _Inbox:
         if not self._authorised(request):
             self._complain()
             raise Refused(401, "the token is wrong or absent: send it as Authorization: Bearer TOKEN")
+        if leader := self._leader():
+            raise Refused(503, f"this controller stands by, and {leader} leads: send it there, or again", 10)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, "the body must be JSON: Content-Type: application/json")

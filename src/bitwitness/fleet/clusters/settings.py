@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.fake import FakeCluster
@@ -55,3 +55,10 @@ def cluster_of(policy: FleetPolicy, runs: Sequence[Path], parents: Sequence[Path
         f'cluster.kind is {kind!r}: there are "local", "slurm", "kubernetes", "hyperpod", "nvsentinel" and, '
         'for rehearsals, "fake"'
     )
+
+
+def timeout_of(settings: Mapping[str, Any]) -> float:
+    """Seconds that one call to the cluster of a table `cluster` may take: the longest of it and of the tables in it."""
+    inner = [timeout_of(value) for value in settings.values() if isinstance(value, Mapping)]
+    own = settings.get("timeout", 30.0)
+    return max(float(own) if isinstance(own, int | float) else 30.0, *inner, 0.0)
