@@ -18,7 +18,7 @@ from pathlib import Path
 from bitwitness.errors import ClusterError, StorageBusy
 from bitwitness.fleet.acting import Actor
 from bitwitness.fleet.budget import Hold
-from bitwitness.fleet.clusters.base import Cluster, Finishing, Led, Troubled
+from bitwitness.fleet.clusters.base import Cluster, Finishing, Led, Recalling, Troubled
 from bitwitness.fleet.finishing import Finisher
 from bitwitness.fleet.following import Follower
 from bitwitness.fleet.keeping import Keeper
@@ -81,7 +81,8 @@ class Controller:
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._patience = Patience(state.clock)
         self._actor = Actor(self.book, cluster, policy, self._teller, process, self._patience)
-        self._follower = Follower(self.book, Patient(cluster, self._patience))
+        recall = cluster.recall if isinstance(cluster, Recalling) else None
+        self._follower = Follower(self.book, Patient(cluster, self._patience), recall)
         rest = cluster if isinstance(cluster, Finishing) else None
         self._finisher = Finisher(self.book, Patient(cluster, self._patience), rest, policy)
         self._keeper = Keeper(self.book, Patient(cluster, self._patience))
@@ -90,7 +91,7 @@ class Controller:
         self._returns = Returns(self.book, self._teller)
         self._picker = Picker(self.book, policy, self._teller, self._returns, self._signals)
         self._publisher = Publisher(state.folder, publish)
-        self._led_by = ""
+        self._led_by, self._lead_error = "", ""
         self._started()
 
     def _started(self) -> None:
@@ -173,7 +174,7 @@ class Controller:
         if leader := self._leader():
             self._stand_by(leader, began)
             return
-        self._actor.forget()
+        self._actor.renew()
         self._actor.settle()
         files, troubles = self._runs.now()
         troubles += self._picker.round(files)
@@ -185,6 +186,7 @@ class Controller:
         troubles += self._keeper.round()
         troubles += self._publisher.round(self.book.condemned())
         self._reconsiderer.round()
+        troubles += [Trouble("cluster:lead", self._lead_error)] if self._lead_error else []
         if isinstance(self.cluster, Troubled):
             troubles += [Trouble(f"cluster:{key}", text) for key, text in self.cluster.troubles().items()]
         self._say(troubles)
@@ -204,9 +206,9 @@ class Controller:
         if not self.policy.act or not isinstance(self.cluster, Led):
             return ""
         try:
-            self._led_by = self._patience.ask(self.cluster.leader)
+            self._led_by, self._lead_error = self._patience.ask(self.cluster.leader), ""
         except (ClusterError, OSError) as error:
-            logger.debug("who leads cannot be told: %s", error)
+            self._lead_error = f"who leads cannot be told, so nothing is done to a node: {error}"
         return self._led_by
 
     def _stand_by(self, leader: str, began: float) -> None:

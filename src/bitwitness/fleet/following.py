@@ -8,6 +8,7 @@ spare machines waits. So the node is looked at until it waits no more, and after
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 
 from bitwitness.errors import ClusterError
@@ -31,10 +32,11 @@ class Follower:
     Args:
         book: what is kept.
         cluster: that was asked.
+        recall: tells the cluster what a node was before an act, where it needs to know.
     """
 
-    def __init__(self, book: Book, cluster: Cluster) -> None:
-        self._book, self._cluster, self._state = book, cluster, book.state
+    def __init__(self, book: Book, cluster: Cluster, recall: Callable[[NodeState], None] | None = None) -> None:
+        self._book, self._cluster, self._state, self._recall = book, cluster, book.state, recall
         self._looked: float | None = None
         self._busy: dict[int, float] = {}
         self._late: list[Trouble] = []
@@ -57,6 +59,8 @@ class Follower:
     def _look(self, intent: Intent, now: float, said: str) -> str:
         """What is to be said of one: that it is late; "" where it is over, or there is time left."""
         try:
+            if self._recall is not None:
+                self._recall(intent.before)
             seen = self._cluster.look(intent.act.node)
         except (ClusterError, OSError, *DAMAGE) as error:
             logger.warning("whether %s is %s cannot be seen: %s", intent.act.node, _DONE[intent.act.kind], error)

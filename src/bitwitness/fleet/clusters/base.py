@@ -226,6 +226,15 @@ class Led(Protocol):
         ...
 
 
+@runtime_checkable
+class Recalling(Protocol):
+    """A cluster that needs to know what a node was to tell whether what was asked for it is over: a new process has never seen it."""
+
+    def recall(self, before: NodeState) -> None:
+        """What a node was before an act that is followed up; asks nobody anything."""
+        ...
+
+
 Outcome = Literal["good", "bad", "unknown"]
 
 
