@@ -316,7 +316,7 @@ def _toml(table: dict[str, Any]) -> str:
 def test_the_role_of_hyperpod_may_do_what_the_adapter_does() -> None:
     policy = json.loads((FOLDER / "overlays" / "hyperpod-eks" / "iam-policy.json").read_text(encoding="utf-8"))
     allowed = {action for one in policy["Statement"] for action in one["Action"]}
-    needed = {*hyperpod_words.READ_ACTIONS, *hyperpod_words.ACT_ACTIONS.values(), *hyperpod_words.REHEARSAL_ACTIONS}
+    needed = {*hyperpod_words.READ_ACTIONS, *hyperpod_words.ACT_ACTIONS.values(), hyperpod_words.SIMULATE}
     assert allowed == needed - {"sts:GetCallerIdentity"}, "which AWS grants to everybody"
     account = the(rendered("overlays/hyperpod-eks"), "ServiceAccount", "bitwitness-fleet")
     assert "eks.amazonaws.com/role-arn" in account["metadata"]["annotations"]

@@ -251,6 +251,26 @@ def test_a_stale_resource_config_is_not_believed(world: World, api: SageMakerApi
     assert HyperPodCluster(inner, api, config=stale).look(one.slurm).instance == one.id
 
 
+def test_a_machine_whose_name_and_address_contradict_is_not_guessed(world: World, api: SageMakerApi) -> None:
+    machine = world.now()[1]
+    name, other = machine.slurm, "10.0.9.9"
+    machine.called, machine.address = machine.address, other  # the list tells only names
+    for config in (None, ResourceConfig("pod", "", {machine.called: machine.id})):
+        cluster = HyperPodCluster(FakeCluster([name]), api, config=config)
+        state = cluster.look(name)
+        assert state.instance == ""
+        with pytest.raises(ConfigurationError, match=rf"{machine.id} is listed as it, .* the address {other}"):
+            cluster.plan(act("replace", name), state)
+        assert words(cluster.plan(act("drain", name), state)) == ["fake drain"]
+
+
+def test_an_answer_about_another_machine_is_none(world: World, api: SageMakerApi) -> None:
+    one, two, *_ = world.now()
+    world.machines[one.id] = two
+    with pytest.raises(ClusterError, match=f"DescribeClusterNode of {one.id}: the answer is about {two.id}"):
+        api.instance(one.id)
+
+
 def test_a_controller_node_is_never_replaced(world: World, api: SageMakerApi) -> None:
     controller = world.now()[-1]
     cluster = HyperPodCluster(FakeCluster([controller.slurm]), api)

@@ -57,6 +57,22 @@ def test_on_slurm_the_node_stays_out_with_another_machine(slurm: Pod) -> None:
     assert slurm.pod.look(slurm.node).service == "in"
 
 
+def test_a_new_process_knows_for_which_group_it_waits(eks: Pod) -> None:
+    eks.world.groups["cpu"] = 2  # short of machines all the time, which is no matter of ours
+    eks.incident()
+    eks.minutes(20)
+    assert eks.nodes.look(eks.node).service == "absent"
+    eks.begin()
+    eks.minutes(5)
+    assert eks.trail("over") == []  # none has come in its place yet
+    eks.minutes(10)
+    assert eks.trail("over") == [f"{eks.node} waits for no replace any more: it is gone ({eks.machine} NotFound)"]
+    eks.begin()  # who was told of no act on it does not guess
+    seen = eks.pod.look(eks.node)
+    assert (seen.service, seen.awaits) == ("absent", "")
+    assert "group it was is not known, so whether another one has come in its place cannot be told" in seen.raw
+
+
 def test_a_slow_replacement_is_said_after_90_minutes_and_over_when_it_comes(slurm: Pod) -> None:
     slurm.world.coming = timedelta(minutes=110)
     slurm.incident()
@@ -114,7 +130,7 @@ def test_a_success_that_did_nothing_is_a_failure(eks: Pod, code: str) -> None:
     assert eks.statuses() == {eks.node: "failed"}
     assert f"{eks.machine}: {code}" in eks.kept()[0].why
     assert "tried again" in eks.kept()[0].why
-    eks.minutes(4)
+    eks.minutes(6)
     assert eks.statuses() == {eks.node: "done"}
 
 
@@ -141,13 +157,17 @@ def test_a_node_is_taken_out_also_while_sagemaker_is_away(slurm: Pod) -> None:
     assert slurm.world.count(REPLACE) == 1
 
 
-def test_a_machine_that_came_after_the_incident_is_not_replaced(slurm: Pod) -> None:
+@pytest.mark.parametrize("kind", ["drain", "replace"])
+def test_a_machine_that_came_after_the_incident_is_left_alone(slurm: Pod, kind: str) -> None:
+    slurm.signals = slurm.signals if kind == "replace" else []
     slurm.world.machines[slurm.machine].launched = slurm.clock.wall + timedelta(minutes=5)
     slurm.incident()
     slurm.clock.move(timedelta(minutes=10))
     slurm.minutes(2)
-    assert slurm.world.count(REPLACE) == 0
+    assert slurm.kept()[0].proposal.act == kind
+    assert (slurm.world.count(REPLACE), slurm.nodes.calls()) == (0, [])
     assert "not the machine that was blamed" in slurm.kept()[0].why
+    assert slurm.pod.look(slurm.node).service == "in"
 
 
 def test_a_reboot_is_asked_for_once_and_the_node_stays_out(slurm: Pod) -> None:
@@ -185,6 +205,7 @@ def test_the_same_silicon_in_another_node_is_said_loudly(eks: Pod) -> None:
     RunFiles(eks.run_dir).write_run(record)
     eks.minutes(2)
     assert any("THE SAME SILICON IS BACK" in one for one in eks.trail("returned"))
+    assert eks.pod.look(new.eks).service == "out"  # though its machine came after the incident
 
 
 @pytest.mark.parametrize("kind", ["eks", "slurm"])
@@ -210,4 +231,21 @@ def test_a_deep_health_check_is_asked_for_once_and_a_pass_returns_nothing(
     now = pod.pod.look(pod.node)
     assert (now.service, now.ours) == ("out", True)
     assert "Running" in now.raw
+    pod.end()
+
+
+def test_a_deep_health_check_of_which_nothing_is_ever_seen_is_asked_for_some_times_and_told(
+    tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi
+) -> None:
+    pod = Pod(tmp_path, api, "slurm", deep_health_check=["InstanceStress"])
+    fake.world = pod.world
+    pod.signals, pod.world.check_takes = [], timedelta(0)  # it is over before anybody looks
+    pod.incident()
+    pod.minutes(29)
+    assert pod.world.count(CHECK) == 3
+    assert pod.trail("trouble") == []
+    pod.minutes(30)
+    assert pod.world.count(CHECK) == 3
+    (said,) = pod.trail("trouble")
+    assert f"took 3 requests for a deep health check of {pod.machine}, and nothing shows that one has run" in said
     pod.end()

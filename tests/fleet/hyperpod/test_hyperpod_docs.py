@@ -21,13 +21,13 @@ from bitwitness.fleet.clusters.hyperpod_words import (
     MARKED,
     PENDING,
     READ_ACTIONS,
-    REHEARSAL_ACTIONS,
+    SIMULATE,
 )
 from bitwitness.fleet.policy import FleetPolicy
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "hyperpod.md").read_text(encoding="utf-8")
-ACTIONS = {*READ_ACTIONS, *ACT_ACTIONS.values(), *REHEARSAL_ACTIONS}
+ACTIONS = {*READ_ACTIONS, *ACT_ACTIONS.values(), SIMULATE}
 
 
 def test_the_iam_policy_has_every_action_and_no_other() -> None:
@@ -44,7 +44,7 @@ def test_every_action_is_one_that_the_code_asks_for(fake: FakeSageMaker) -> None
         path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("hyperpod*.py") if "fake" not in path.name
     )
     asked = set(re.findall(r'self\._(?:reads|acts), "([A-Za-z]+)"', source)) | set(ACT_ACTIONS)
-    assert {f"sagemaker:{name}" for name in asked} == ACTIONS - set(REHEARSAL_ACTIONS)
+    assert {f"sagemaker:{name}" for name in asked} == ACTIONS - {SIMULATE}
 
 
 def test_every_setting_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from bitwitness.fleet.clusters.hyperpod_api import SageMakerApi
 from bitwitness.fleet.clusters.hyperpod_fake import FakeSageMaker
 from bitwitness.fleet.clusters.hyperpod_fake_world import World
 from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, MARK
+from bitwitness.fleet.clusters.kubernetes import KubernetesCluster
 from bitwitness.fleet.clusters.kubernetes import from_settings as kubernetes_of
+from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi
 from tests.fleet.hyperpod.pod import ID, act, words
 from tests.fleet.incidents import NOW
 from tests.fleet.kubernetes.server import KubernetesServer
@@ -137,6 +140,80 @@ def test_a_deep_health_check_is_noted_on_the_node_and_its_result_is_told(place: 
     assert cluster.troubles() == {}
 
 
+class Drained:
+    """A node that was drained and whose deep health check was asked for."""
+
+    def __init__(self, place: Eks, result: str = "Passed") -> None:
+        self.place, self.passed, self.asked = place, 0.0, act("drain", place.node)
+        self.cluster = place.cluster(deep_health_check=["InstanceStress"], ticks=lambda: self.passed)
+        self.label(result)
+        place.do(self.cluster, self.asked)
+        self.ask()
+
+    def label(self, result: str) -> None:
+        self.place.server.change_node(
+            self.place.node, lambda node: node["metadata"]["labels"].update({CHECK_LABEL: result})
+        )
+
+    def rest(self) -> list[str]:
+        self.place.world.machines[self.place.machine.id].status = "Running"
+        return words(self.cluster.rest(self.asked, self.cluster.look(self.place.node)))
+
+    def ask(self) -> str:
+        (call,) = self.cluster.rest(self.asked, self.cluster.look(self.place.node))
+        return self.cluster.carry_out(call)
+
+    @property
+    def requests(self) -> int:
+        return self.place.world.count("StartClusterHealthCheck")
+
+
+START = ["sagemaker StartClusterHealthCheck"]
+
+
+def test_a_check_that_nobody_saw_run_is_known_by_its_result(place: Eks) -> None:
+    one = Drained(place)
+    assert one.rest() == START  # the result that is there is an old one
+    one.label("Failed")
+    assert one.rest() == [f"PATCH /api/v1/nodes/{place.node}"]
+    one.ask()
+    assert one.rest() == []
+    assert "says Failed" in one.cluster.troubles()[f"check:{place.node}"]
+    one.passed = 3600.0  # nobody looks any more
+    assert one.cluster.troubles() == {}
+    assert one.requests == 1
+
+
+def test_a_check_that_was_seen_to_run_is_not_asked_for_anew_when_it_could_not_be_noted(place: Eks) -> None:
+    one = Drained(place)
+    one.cluster.look(place.node)  # it runs
+    assert one.rest() == [f"PATCH /api/v1/nodes/{place.node}"]  # and has ended, with the same result
+
+
+def test_a_check_that_never_shows_is_asked_for_three_times_and_anew_after_another_drain(place: Eks) -> None:
+    one = Drained(place)
+    place.world.check_takes = timedelta(0)
+    for number in (2, 3):
+        assert one.rest() == START
+        assert "ago" in one.ask()
+        one.passed += 600.0
+        one.ask() if one.rest() == START else None
+        assert one.requests == number
+    one.passed += 600.0
+    for _ in range(2):
+        assert one.rest() == START
+        with pytest.raises(ClusterError, match=r"took 3 requests .* asked for no more") as caught:
+            one.ask()
+        assert caught.value.refused
+    assert one.requests == 3
+    place.server.uncordon(place.node)
+    one.cluster.look(place.node)  # a person has returned it
+    place.do(one.cluster, act("drain", place.node, "20991129T120001Z-000002"))
+    one.asked = act("drain", place.node, "20991129T120001Z-000002")
+    one.ask()
+    assert one.requests == 4
+
+
 def test_another_node_than_the_one_that_was_seen_is_never_meant(place: Eks) -> None:
     cluster = place.cluster()
     other = cluster.look(place.world.now()[0].eks)
@@ -160,11 +237,39 @@ def test_without_the_lead_nothing_is_asked_of_sagemaker(place: Eks) -> None:
     assert one.leader() == ""
     calls = two.plan(act("replace", place.node), two.look(place.node))
     assert two.leader() != ""
-    with pytest.raises(ClusterError, match="leads"):
+    with pytest.raises(ClusterError, match="lease") as caught:
         two.carry_out(calls[-1])
+    assert caught.value.refused
     assert place.world.count("BatchReplaceClusterNodes") == 0
     one.carry_out(calls[-1])
     one.resign()
+
+
+def test_while_nobody_can_say_who_leads_a_reboot_is_not_asked_for_and_may_be_later(place: Eks) -> None:
+    passed = [0.0]
+    inner = KubernetesCluster(KubernetesApi.load(place.config), lease="bitwitness/fleet", ticks=lambda: passed[0])
+    cluster = HyperPodCluster(inner, place.api)
+    assert cluster.leader() == ""
+    (*_, reboot) = cluster.plan(act("reboot", place.node), cluster.look(place.node))
+    assert not reboot.repeatable
+    passed[0] = 15.0  # the lease is to be renewed
+    place.server.down()
+    try:
+        with pytest.raises(ClusterError) as caught:
+            cluster.carry_out(reboot)
+    finally:
+        place.server.up()
+    assert caught.value.refused
+    assert place.world.count("BatchRebootClusterNodes") == 0
+    cluster.carry_out(reboot)
+    assert place.world.done == [("reboot", place.machine.id)]
+
+
+def test_a_node_is_read_once_so_that_labels_and_cordon_are_of_one_version(place: Eks) -> None:
+    cluster = place.cluster()
+    place.server.requests.clear()
+    cluster.look(place.node)
+    assert [path for _, path, _ in place.server.requests].count(f"/api/v1/nodes/{place.node}") == 1
 
 
 def test_what_the_rehearsal_finds_on_eks(place: Eks) -> None:

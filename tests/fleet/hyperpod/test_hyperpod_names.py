@@ -21,7 +21,6 @@ from bitwitness.fleet.clusters.hyperpod_names import (
     instance_in,
     instance_of,
     is_called,
-    node_of,
     read_resource_config,
 )
 
@@ -48,7 +47,6 @@ def machine(id: str = A, status: str = "Running", host: str = "ip-10-0-0-7.ec2.i
 )
 def test_the_name_of_an_eks_node_says_its_machine(node: str, instance: str) -> None:
     assert instance_in(node) == instance
-    assert not instance or node_of(instance) == node
 
 
 def test_a_slurm_node_is_the_machine_with_its_name_or_address() -> None:

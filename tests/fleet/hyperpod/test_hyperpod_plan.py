@@ -87,6 +87,19 @@ def test_one_that_was_not_seen_before_is_told_by_when_it_was_launched() -> None:
         plan(replaced, at(OURS, instance=B, launched=LATER), INNER, API)
 
 
+@pytest.mark.parametrize("kind", ["drain", "reboot", "replace"])
+def test_nothing_is_done_to_a_machine_that_came_after_the_incident(kind: str) -> None:
+    newer = at(IN, instance=B, launched=LATER)  # its name was that of the one that was blamed, and HyperPod was faster
+    with pytest.raises(ConfigurationError, match=f"{B} now, which was launched .*, after the incident {ID}"):
+        plan(act(kind, "n1"), newer, INNER, API)
+    assert plan(
+        replace(act(kind, "n1"), back=True), newer, INNER, API
+    )  # the device was seen there, after it was launched
+    assert plan(act(kind, "n1", ""), newer, INNER, API)  # a person has said so
+    assert plan(act(kind, "n1"), at(IN), INNER, API)
+    assert plan(act("drain", "n1"), at(IN, launched="", instance="", asked=False), INNER, API)  # nobody knows
+
+
 def test_what_it_waits_for() -> None:
     assert at(OURS).awaits == ""
     assert at(OURS, status="Pending").awaits == f"{A} is Pending"
@@ -125,6 +138,7 @@ def test_what_is_left_is_left_only_of_what_is_ours() -> None:
         at(OURS, health="UnschedulablePendingReplacement"),
     ):
         assert rest(drain, state, INNER, checks) == ()
+    assert rest(replace(drain, back=True), at(OURS, launched=LATER), INNER, checks)
     assert rest(act("replace", "n1"), at(OURS), INNER, checks) == ()
     assert len(rest(drain, at(OURS, mark="20260101T000000Z-000001"), INNER, checks)) == 1  # that was another incident
 

@@ -6,7 +6,6 @@ replaces its machine, and checks it. Where SageMaker cannot be asked, nodes can 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +33,8 @@ from bitwitness.fleet.clusters.base import (
     valid_node,
 )
 from bitwitness.fleet.clusters.hyperpod_api import NotDone, SageMakerApi
+from bitwitness.fleet.clusters.hyperpod_deep import DeepChecks
+from bitwitness.fleet.clusters.hyperpod_eks import OnKubernetes, labels_of
 from bitwitness.fleet.clusters.hyperpod_names import (
     RESOURCE_CONFIG,
     Instance,
@@ -45,15 +46,16 @@ from bitwitness.fleet.clusters.hyperpod_names import (
     read_resource_config,
 )
 from bitwitness.fleet.clusters.hyperpod_plan import By, Seen, Way, together
-from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, LEAVING, MARK, lacks_capacity
+from bitwitness.fleet.clusters.hyperpod_words import LEAVING, lacks_capacity
 
 _BY: dict[str, tuple[By, ...]] = {"eks": ("api", "labels"), "slurm": ("api", "reason")}
-_ONCE = 600.0
-"""Seconds in which the deep health check of a machine is not asked for a second time by one process: it shows after minutes."""
 _HANGS, _PAUSE = 5.0, 60.0
 """Seconds after which SageMaker hangs where it then fails, and for which it is not asked about machines after that."""
 _FRESH = 600.0
 """Seconds for which what was read of a machine counts as what is wrong now."""
+_GROUP_UNKNOWN = (
+    "in which instance group it was is not known, so whether another one has come in its place cannot be told"
+)
 
 
 class HyperPodCluster:
@@ -96,44 +98,34 @@ class HyperPodCluster:
         asked: tuple[ActKind, ...] = ("drain", "clear", "reboot", "replace")
         self.acts: frozenset[ActKind] = frozenset(asked)
         self._config, self._script, self._ticks = config or ResourceConfig(), script, ticks
-        self._lock = threading.Lock()
+        self._kubernetes = inner if isinstance(inner, OnKubernetes) else None
+        self._deep = DeepChecks(ticks, _FRESH)
         self._machines: dict[str, str] = {}
+        self._groups: dict[str, str] = {}
         self._known: dict[str, tuple[Instance, float]] = {}
-        self._checked: dict[str, float] = {}
         self._roles: dict[str, str] = {}
-        self._busy: frozenset[str] = frozenset()
-        self._results: dict[str, tuple[str, float]] = {}
         self._gone: set[str] = set()
-        self._trouble, self._asked_from, self._led = ("", 0.0), float("-inf"), False
+        self._trouble, self._asked_from = ("", 0.0), float("-inf")
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
     def look(self, node: str) -> NodeState:
         """The node now, as its scheduler and SageMaker show it; where only the latter cannot be asked, that stands in it."""
-        state = self._look(valid_node(node))
-        seen = hyperpod_plan.seen_in(state)
-        busy = self._busy - {seen.instance}
-        self._busy = busy | {seen.instance} if state.service == "draining" else busy
-        told = seen.check if seen.mark and state.service in ("draining", "out") else ""
-        rest = {name: result for name, result in self._results.items() if name != node}
-        self._results = rest | {node: (told, self._ticks())} if told in ("Passed", "Failed") else rest
-        return state
+        return self._deep.see(self._look(valid_node(node)))
 
     def _look(self, node: str) -> NodeState:
-        inner = self.inner.look(node)
-        seen = self._labels(node, inner)
-        if (
-            inner.service == "absent" and node in self._gone
-        ):  # it never comes back, and SageMaker need not be asked for ever
+        inner, seen = self._scheduled(node)
+        if inner.service == "absent" and node in self._gone:
+            # It never comes back, and SageMaker need not be asked for ever.
             return together(inner, replace(seen, asked=True, instance=self._named(node), status="NotFound"))
         named, began = self._named(node), self._ticks()
         if began < self._asked_from:
             return together(inner, replace(seen, instance=named))
         try:
             found = self._machine(node)
-            lost = inner.service == "absent" and bool(named)
-            missing = self._missing(named) if lost and (found is None or found.status in LEAVING) else ""
             role = self._role(found.group) if found is not None else ""
+            lost = inner.service == "absent" and bool(named) and (found is None or found.status in LEAVING)
+            missing = self._missing(named) if lost else ""
         except ClusterError as error:
             now = self._ticks()
             self._trouble = one_line(f"SageMaker cannot be asked about machines: {error}", 500), now
@@ -143,26 +135,26 @@ class HyperPodCluster:
         except ConfigurationError as error:
             return together(inner, replace(seen, asked=True, why=one_line(str(error), 400)))
         self._trouble = "", 0.0
-        if lost and found is None and not missing:
-            self._gone.add(node)
         if found is not None:
             return together(inner, replace(seen.of(found), role=role), missing)
-        return together(inner, replace(seen, asked=True, instance=named, status="NotFound" if named else ""), missing)
+        if lost and not missing and named in self._groups:
+            self._gone.add(node)
+        said = _GROUP_UNKNOWN if lost and named not in self._groups else ""
+        status = "NotFound" if named else ""
+        return together(inner, replace(seen, asked=True, instance=named, status=status, message=said), missing)
 
-    def _labels(self, node: str, inner: NodeState) -> Seen:
-        """What stands on a Kubernetes node in HyperPod's words and ours."""
-        kube = getattr(self.inner, "api", None)
-        if self.inner.scheduler != "kubernetes" or kube is None or inner.service == "absent":
-            return Seen()
-        found = kube.find(f"/api/v1/nodes/{node}") or {}
-        meta = found.get("metadata") or {}
-        labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-        return Seen(
-            health=str(labels.get(HEALTH_LABEL) or ""),
-            check=str(labels.get(CHECK_LABEL) or ""),
-            mark=str(notes.get(MARK) or ""),
-            uid=str(meta.get("uid") or ""),
-        )
+    def _scheduled(self, node: str) -> tuple[NodeState, Seen]:
+        """The node as its scheduler shows it, and what stands on it in HyperPod's words and ours: both of one version of it."""
+        if self._kubernetes is None:
+            return self.inner.look(node), Seen()
+        inner, found = self._kubernetes.read(node)
+        return inner, labels_of(found)
+
+    def recall(self, before: NodeState) -> None:
+        """What a node was before an act: a process that began after it had gone has not seen in which group its machine was."""
+        seen = hyperpod_plan.seen_in(before)
+        if seen.instance and seen.group:
+            self._groups.setdefault(seen.instance, seen.group)
 
     def _named(self, node: str) -> str:
         """The machine that the name of a node says; "" where it says none."""
@@ -186,12 +178,18 @@ class HyperPodCluster:
             return None
         self._machines.pop(node, None)
         listed = find(node, self.api.instances())
-        return None if listed is None else self._remember(node, self.api.instance(listed.id) or listed)
+        found = self.api.instance(listed.id) if listed is not None else None
+        if found is not None and is_called(found, node) is not True:
+            raise ConfigurationError(
+                f"which machine {node} is cannot be told: {found.id} is listed as it, and has the name {found.host or 'none'} and the "
+                f"address {found.address or 'none'}"
+            )
+        return None if found is None else self._remember(node, found)
 
     def _remember(self, node: str, found: Instance) -> Instance:
-        with self._lock:
-            self._machines[node] = found.id
-            self._known[found.id] = (found, self._ticks())
+        self._machines[node] = found.id
+        self._groups[found.id] = found.group
+        self._known[found.id] = (found, self._ticks())
         return found
 
     def _role(self, group: str) -> str:
@@ -203,19 +201,18 @@ class HyperPodCluster:
         return self._roles[group]
 
     def _missing(self, instance: str) -> str:
-        """What is said of the group of a machine that is gone, as long as it has not all its machines again."""
-        groups = {one.name: one.target for one in self.api.cluster().groups}
-        known = self._known.get(instance)
-        wanted = {known[0].group} & set(groups) if known is not None else set(groups)
-        listed = self.api.instances()
-        now = self._ticks()
-        with self._lock:
-            self._known |= {one.id: (one, now) for one in listed if one.group in wanted or one.message}
-        for group in sorted(wanted or groups):
-            running = sum(one.group == group and one.status == "Running" for one in listed)
-            if running < groups[group]:
-                return f"a machine in its place: group {group} has {running} of {groups[group]} running"
-        return ""
+        """What is said of the group of a machine that is gone, as long as it has not all its machines again; "" where nobody knows its group.
+
+        Any group may be short of machines for reasons of its own.
+        """
+        group = self._groups.get(instance)
+        listed, now = self.api.instances(), self._ticks()
+        self._known |= {one.id: (one, now) for one in listed if one.group == group or one.message}
+        if group is None:
+            return ""
+        target = next((one.target for one in self.api.cluster().groups if one.name == group), 0)
+        running = sum(one.group == group and one.status == "Running" for one in listed)
+        return f"a machine in its place: group {group} has {running} of {target} running" if running < target else ""
 
     def census(self) -> Census:
         """The size of the cluster now, as its scheduler counts it."""
@@ -229,20 +226,13 @@ class HyperPodCluster:
             found.update(self.inner.troubles())
         if self._trouble[0] and now - self._trouble[1] < _FRESH:
             found["sagemaker"] = self._trouble[0]
-        with self._lock:
-            known = [one for one, when in self._known.values() if now - when < _FRESH]
-        for one in known:
+        for one in [one for one, when in self._known.values() if now - when < _FRESH]:
             if one.message and lacks_capacity(one.message) and one.status != "Running":
                 found[f"capacity:{one.group}"] = (
                     f"instance group {one.group}: {one.id or 'a machine'} is {one.status}: {one_line(one.message, 300)}. Trying again "
                     "does not heal this: free or raise the quota, or ask AWS for capacity"
                 )
-        for node, result in [(node, one) for node, (one, when) in self._results.items() if now - when < _FRESH]:
-            found[f"check:{node}"] = (
-                f"the deep health check of {node} says {result}; it stays out of service until a person returns it"
-                + (": a pass does not rule out silent corruption" if result == "Passed" else "")
-            )
-        return found
+        return found | dict(self._deep.troubles())
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -268,27 +258,22 @@ class HyperPodCluster:
         if call.words[:1] == ("sagemaker",):
             self._must_lead()
             return self._sagemaker(call)
-        if hyperpod_plan.is_patch(call):
+        if self._kubernetes is not None and hyperpod_plan.is_patch(call):
             self._must_lead()
-            getattr(self.inner, "api").ask(*call.words, body=call.body, query={"fieldManager": "bitwitness"})  # noqa: B009
+            method, path = call.words
+            self._kubernetes.api.ask(method, path, call.body, query={"fieldManager": "bitwitness"})
             return "done"
         return self.inner.carry_out(call)
 
     def _sagemaker(self, call: Call) -> str:
-        checked = ""
         if call.words[1:] == ("ListClusterNodes",):
             node = call.body.get("of") if isinstance(call.body, Mapping) else ""
             found = self._machine(valid_node(str(node)))
             raise ClusterError(
                 f"{node} is {found.id if found else 'no machine'}: what is left is planned anew", refused=True
             )
-        if call.words[1:] == ("StartClusterHealthCheck",):
-            checked = str(call.body)
-            if busy := [one for one in sorted(self._busy) if one in checked]:
-                raise ClusterError(f"the deep health check waits until no job runs on {busy[0]} any more", refused=True)
-            since = self._checked.get(checked)
-            if since is not None and self._ticks() - since < _ONCE:
-                return f"it was asked for {self._ticks() - since:.0f} s ago, and need not show yet"
+        if said := self._deep.before(call):
+            return said
         try:
             said = self.api.carry_out(call)
         except NotDone as error:
@@ -297,15 +282,13 @@ class HyperPodCluster:
             if call.words[1] == "BatchReplaceClusterNodes" and error.gone and all(one in self._known for one in failed):
                 return f"{', '.join(failed)}: no more in the cluster"
             raise
-        if checked:
-            self._checked[checked] = self._ticks()
+        self._deep.after(call)
         return said
 
     # Leading ----------------------------------------------------------------------------------------------------------
 
     def leader(self) -> str:
         """As the scheduler's cluster has it; "" where it keeps no lease."""
-        self._led = True
         return self.inner.leader() if isinstance(self.inner, Led) else ""
 
     def resign(self) -> None:
@@ -314,8 +297,8 @@ class HyperPodCluster:
             self.inner.resign()
 
     def _must_lead(self) -> None:
-        if self._led and (other := self.leader()):
-            raise ClusterError(f"{other} leads: nothing is asked of SageMaker by this process", refused=True)
+        if self._kubernetes is not None:
+            self._kubernetes.must_lead()
 
     # Jobs and rehearsals ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from bitwitness.errors import ClusterError, ConfigurationError, MissingExtra
 from bitwitness.fleet.clusters import hyperpod_limits as limits
 from bitwitness.fleet.clusters.base import Call, one_line
 from bitwitness.fleet.clusters.hyperpod_names import Instance, instance_of
-from bitwitness.fleet.clusters.hyperpod_words import ACT_ACTIONS
+from bitwitness.fleet.clusters.hyperpod_words import ACT_ACTIONS, SIMULATE
 
 try:
     import boto3
@@ -178,7 +178,12 @@ class SageMakerApi:
         details = said.get("NodeDetails")
         if not isinstance(details, Mapping):
             raise ClusterError(f"sagemaker DescribeClusterNode of {instance}: the answer has no NodeDetails")
-        return instance_of(details)
+        found = instance_of(details)
+        if found.id != instance:
+            raise ClusterError(
+                f"sagemaker DescribeClusterNode of {instance}: the answer is about {found.id or 'nothing'}"
+            )
+        return found
 
     def instances(self) -> list[Instance]:
         """All machines of the cluster.
@@ -269,7 +274,7 @@ class SageMakerApi:
             )
             return said
 
-        results = self._guarded("iam:SimulatePrincipalPolicy", ask).get("EvaluationResults") or ()
+        results = self._guarded(SIMULATE, ask).get("EvaluationResults") or ()
         return {str(one.get("EvalActionName")): str(one.get("EvalDecision")) for one in results}
 
     # One request ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters.base import Act, Call, Check, NodeState, Outcome, Rehearsing, one_line
+from bitwitness.fleet.clusters.hyperpod_eks import OnKubernetes
 from bitwitness.fleet.clusters.hyperpod_plan import Seen, Way, inner_of, is_patch, seen_in
 from bitwitness.fleet.clusters.hyperpod_words import ACT_ACTIONS, HEALTH_LABEL, READ_ACTIONS
 
@@ -24,10 +25,7 @@ _ROLE = re.compile(r"arn:(aws[a-z-]*):sts::([0-9]{12}):assumed-role/([^/]+)/.+")
 _AUTO_RESUME = re.compile(r"(?m)^[^#\n]*--auto-resume(?:=1|\s+1|\b(?!=0))")
 _RESUMES = "sagemaker.amazonaws.com/enable-job-auto-resume"
 _RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
-_KINDS = {
-    "pytorchjob": "/apis/kubeflow.org/v1/namespaces/{}/pytorchjobs/{}",
-    "hyperpodpytorchjob": "/apis/sagemaker.amazonaws.com/v1/namespaces/{}/hyperpodpytorchjobs/{}",
-}
+_PYTORCHJOB = "/apis/kubeflow.org/v1/namespaces/{}/pytorchjobs/{}"
 
 
 def check(cluster: HyperPodCluster, way: Way, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
@@ -227,33 +225,17 @@ _SLURM_REMEDY = "requeue = true in the policy, sbatch --requeue and --open-mode=
 
 def _kubernetes_job(cluster: HyperPodCluster, job: str) -> tuple[Check, ...]:
     what = "auto-resume"
-    kube = getattr(cluster.inner, "api", None)
     namespace, _, rest = job.removeprefix("kubernetes:").partition("/")
     kind, _, name = rest.partition("/")
-    path = _KINDS.get(kind)
-    if path is None or kube is None:
+    if kind != "pytorchjob" or not isinstance(cluster.inner, OnKubernetes):
         return (Check(what, "good", f"HyperPod resumes no {kind or 'such job'} by itself: its own policy does"),)
     try:
-        found = kube.find(path.format(namespace, name))
+        found = cluster.inner.api.find(_PYTORCHJOB.format(namespace, name))
     except (ClusterError, ConfigurationError) as error:
         return (Check(what, "unknown", str(error), "allow get on it, or look at its annotations"),)
     if found is None:
         return (Check(what, "unknown", f"there is no {kind} {namespace}/{name}"),)
-    return tuple(traps_of(found, namespace)) if kind == "pytorchjob" else (_operator_job(found),)
-
-
-def _operator_job(found: Mapping[str, Any]) -> Check:
-    spec = found.get("spec") or {}
-    retries = spec.get("jobMaxRetryCount") or (spec.get("runPolicy") or {}).get("jobMaxRetryCount")
-    text = (
-        f"HyperPod's training operator restarts it (jobMaxRetryCount {retries if retries is not None else 'not set'})"
-    )
-    return Check(
-        "auto-resume",
-        "good",
-        text,
-        "its rules see slow and hanging jobs only: the exit code of bitwitness ends the job",
-    )
+    return tuple(traps_of(found, namespace))
 
 
 def traps_of(found: Mapping[str, Any], namespace: str) -> list[Check]:

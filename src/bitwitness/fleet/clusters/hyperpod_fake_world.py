@@ -41,6 +41,7 @@ class Machine:
         id, group, status, message, address, launched: as SageMaker shows them.
         silicon: of which its devices are made; what comes back from repair unrepaired has the same.
         booted: how often it was booted.
+        called: the address of which its name is, where that is another one; "" where it is not.
     """
 
     id: str
@@ -51,11 +52,12 @@ class Machine:
     status: str = "Running"
     message: str = ""
     booted: int = 1
+    called: str = ""
 
     @property
     def host(self) -> str:
         """Its private DNS name."""
-        return f"ip-{self.address.replace('.', '-')}.us-west-2.compute.internal"
+        return f"ip-{(self.called or self.address).replace('.', '-')}.us-west-2.compute.internal"
 
     @property
     def slurm(self) -> str:

@@ -35,7 +35,6 @@ class Instance:
         host: its private DNS name, e.g. `ip-10-0-0-7.us-west-2.compute.internal`.
         address: its private address, where it was asked for.
         launched: when, UTC in ISO 8601; "" where it is not told.
-        image: release of its machine image; "" where it is not told.
     """
 
     id: str
@@ -45,7 +44,6 @@ class Instance:
     host: str = ""
     address: str = ""
     launched: str = ""
-    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +62,6 @@ def instance_in(node: str) -> str:
     return rest if rest != node and is_instance_id(rest) else ""
 
 
-def node_of(instance: str) -> str:
-    """The name that an instance has as an EKS node."""
-    return _EKS + instance
-
-
 def instance_of(record: Mapping[str, Any]) -> Instance:
     """One of ClusterNodeSummaries, or NodeDetails."""
     status = record.get("InstanceStatus") or {}
@@ -81,7 +74,6 @@ def instance_of(record: Mapping[str, Any]) -> Instance:
         host=str(record.get("PrivateDnsHostname") or ""),
         address=str(record.get("PrivatePrimaryIp") or ""),
         launched=launched.astimezone(UTC).isoformat(timespec="seconds") if isinstance(launched, datetime) else "",
-        image=str(record.get("CurrentImageReleaseVersion") or ""),
     )
 
 

@@ -2,16 +2,15 @@
 
 The scheduler takes the node out of service first; only then SageMaker is asked, for the machine by its own id. That id was seen when
 the node was looked at, and it names one machine and never another: what has taken its place cannot be hit by a plan that is
-old. A machine that was launched after the incident is not the one that was blamed, and is neither replaced nor rebooted.
+old. A machine that was launched after the incident is not the one that was blamed, and nothing is done to it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Foreseeing, Landed, NodeState, valid_node
@@ -23,7 +22,6 @@ By = Literal["api", "labels", "reason"]
 _KEY = "hyperpod"
 _OUT = ("out", "draining")
 _BATCH = {"replace": "BatchReplaceClusterNodes", "reboot": "BatchRebootClusterNodes"}
-_INCIDENT = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-z]+")
 _BOOTED = timedelta(seconds=60)
 """Two times of boot further apart are two boots; Slurm computes them anew from the uptime."""
 
@@ -54,6 +52,7 @@ class Seen:
         why: why no machine could be told; "" where one could, or where there is none.
         health, check: values of HyperPod's labels.
         mark: because of which incident a deep health check was asked for.
+        ran: whether the one that this process has asked for has shown itself.
         uid: of the Kubernetes node.
         raw, awaits, machine: what the scheduler said, before it was put together with this.
     """
@@ -69,6 +68,7 @@ class Seen:
     health: str = ""
     check: str = ""
     mark: str = ""
+    ran: bool = False
     uid: str = ""
     raw: str = ""
     awaits: str = ""
@@ -145,6 +145,11 @@ def seen_in(state: NodeState) -> Seen:
     )
 
 
+def noted(state: NodeState, **more: Any) -> NodeState:
+    """The same node, with what else is known of it."""
+    return replace(state, more={**state.more, _KEY: asdict(replace(seen_in(state), **more))})
+
+
 def inner_of(state: NodeState) -> NodeState:
     """The node as its scheduler showed it."""
     seen = seen_in(state)
@@ -165,6 +170,8 @@ def plan(act: Act, state: NodeState, inner: Cluster, way: Way) -> tuple[Call, ..
     if state.node != node:
         raise ConfigurationError(f"the state of {state.node!r:.80} was given for an act on {node}")
     before = inner_of(state)
+    if act.kind == "drain":
+        _check_blame(act, seen_in(state))
     if act.kind in ("drain", "clear"):
         return inner.plan(act, before)
     if act.kind not in _BATCH:
@@ -219,20 +226,14 @@ def _check_blame(act: Act, seen: Seen) -> None:
     if _is_newer(act, seen):
         raise ConfigurationError(
             f"{act.node} is {seen.instance} now, which was launched at {seen.launched}, after the incident {act.incident}: it is "
-            f"not the machine that was blamed, and is not to {act.kind}"
+            "not the machine that was blamed, and nothing is done to it"
         )
 
 
 def _is_newer(act: Act, seen: Seen) -> bool:
     """Whether a machine was launched after the incident."""
-    found = found_at(act.incident)
-    return found is not None and bool(seen.launched) and datetime.fromisoformat(seen.launched) > found
-
-
-def found_at(incident: str) -> datetime | None:
-    """When an incident was, by its id; None where the id does not say."""
-    match = _INCIDENT.fullmatch(incident)
-    return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC) if match else None
+    blamed = act.blamed
+    return blamed is not None and bool(seen.launched) and datetime.fromisoformat(seen.launched) > blamed
 
 
 # Telling ---------------------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ def rest(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]
 
 
 def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
-    """The deep health check: it is asked for, and once it shows that is noted on the node, so that it is asked for once.
+    """The deep health check: it is asked for, and once it is seen that is noted on the node, so that it is asked for once.
 
     It has no id by which it could be found again, and noting it beforehand would lose it where a process is killed in between. That
     no job runs on the machine any more is seen to when it is asked for; until then it is what is left to do.
@@ -303,7 +304,7 @@ def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, .
         return ()
     if _is_newer(act, seen):
         return ()  # another machine, of which nothing is known
-    if seen.status == CHECKING or seen.check == "InProgress":
+    if seen.status == CHECKING or seen.check == "InProgress" or seen.ran:
         return _mark(act, now, inner)
     if seen.status != "Running" or seen.health in PENDING.values():
         return ()

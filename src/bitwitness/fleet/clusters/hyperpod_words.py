@@ -15,7 +15,7 @@ ACT_ACTIONS: Final = {
     "StartClusterHealthCheck": "sagemaker:StartClusterHealthCheck",
 }
 """What acting needs, by the name of the call."""
-REHEARSAL_ACTIONS: Final = ("iam:SimulatePrincipalPolicy",)
+SIMULATE: Final = "iam:SimulatePrincipalPolicy"
 """What asking about one's own permissions needs, and nothing else does. Who one is (sts:GetCallerIdentity) everybody may ask."""
 
 HEALTH_LABEL: Final = "sagemaker.amazonaws.com/node-health-status"
@@ -28,6 +28,8 @@ MARKED: Final = "[deep health check asked for]"
 """The same in the reason of a Slurm node, which has no annotations."""
 
 CHECKING: Final = "DeepHealthCheckInProgress"
+RESULTS: Final = ("Passed", "Failed")
+"""Values of the label of a deep health check that has ended."""
 LEAVING: Final = frozenset({"Pending", "ShuttingDown", "NotFound"})
 """Statuses of a machine that ran before: it is being exchanged."""
 
