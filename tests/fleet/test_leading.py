@@ -10,7 +10,7 @@ import pytest
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import FakeCluster
-from bitwitness.fleet.clusters.base import Act, Call, NodeState
+from bitwitness.fleet.clusters.base import Act, Call, Census, NodeState
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.view import report
 from tests.fleet.rehearsal import NODES, Rehearsal
@@ -79,6 +79,7 @@ def test_a_cluster_that_is_away_keeps_nobody_from_telling(play: Rehearsal) -> No
     play.rounds(10, MINUTE)
     assert play.statuses() == {"n1": "held"}
     assert any("n1" in one for one in play.told())
+    assert [text for text in play.trail("trouble") if "who leads cannot be told" in text]
     cluster.away = False
     cluster.unreachable(False)
     play.rounds(3, MINUTE)
@@ -302,3 +303,63 @@ def test_who_is_returned_while_what_is_left_is_done_stays_returned(play: Rehears
     before = len(cluster.calls("n1", "mark"))
     play.rounds(5, MINUTE)
     assert len(cluster.calls("n1", "mark")) == before
+
+
+def test_a_node_that_is_returned_between_two_calls_is_left_alone(play: Rehearsal) -> None:
+    class Returned(FakeCluster):
+        """A person returns the node as soon as it is out, and knows nothing of bitwitness."""
+
+        def carry_out(self, call: Call) -> str:
+            said = super().carry_out(call)
+            if "drain" in call.words:
+                self.take_in("n1")
+            return said
+
+    cluster = Returned(NODES, play.folder / "returned.json", clock=play.clock.now, steps=4)
+    begin_replacing(play, cluster)
+    play.rounds(1)
+    assert cluster.calls("n1") == [("drain", "n1")]
+
+
+def test_an_act_of_many_slow_calls_is_spread_over_rounds(play: Rehearsal) -> None:
+    class Slow(FakeCluster):
+        def carry_out(self, call: Call) -> str:
+            said = super().carry_out(call)
+            play.clock.passed += 40.0
+            return said
+
+    cluster = Slow(NODES, play.folder / "slow.json", clock=play.clock.now, steps=4)
+    begin_on(play, cluster)
+    play.incident()
+    play.rounds()
+    assert len(cluster.calls("n1")) == 1  # what a round may take is over
+    play.rounds(5, timedelta(seconds=2))
+    assert len(cluster.calls("n1")) == 4  # and each of the next does some more, without waiting for a minute
+    assert play.statuses() == {"n1": "done"}
+
+
+def test_what_is_held_by_the_hour_needs_no_count(play: Rehearsal) -> None:
+    class Counted(FakeCluster):
+        counts = 0
+
+        def census(self) -> Census:
+            self.counts += 1
+            play.clock.passed += 2.0  # as it takes with ten thousand nodes
+            return super().census()
+
+    cluster = Counted(NODES, play.folder / "counted.json", clock=play.clock.now)
+    play.cluster = cluster
+    play.begin(nodes_per_hour=1, cluster_share=0.5)
+    play.incident(1, [1])
+    play.incident(2, [2])
+    play.rounds(1)
+    before = cluster.counts
+    play.rounds(30)
+    assert cluster.counts == before
+    cluster.take_out("n3", "fan broken")
+    play.clock.move(timedelta(hours=1))
+    play.rounds(15)  # held by the share now, which has to be counted, and not in each round
+    assert before < cluster.counts <= before + 3
+    cluster.take_in("n3")
+    play.rounds(30)
+    assert cluster.calls(kind="drain") == [("drain", "n1"), ("drain", "n2")]

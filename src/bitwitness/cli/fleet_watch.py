@@ -253,7 +253,9 @@ def _left_undone(state: State) -> str:
     ]
     waiting = Book(state).proposals(statuses=("held", "failed"), pending=True)
     unasked = [one.why for one in waiting if one.hold == "cluster" or one.status == "failed"]
-    return "; ".join(shown(text) for text in (unread + unasked)[:3])
+    leader = state.about().get("leader", "")
+    idle = [f"{leader} leads on this cluster, so nothing was done here"] if leader else []
+    return "; ".join(shown(text) for text in (idle + unread + unasked)[:3])
 
 
 def _remember(state: State, asked: Asked, told: Sequence[Notifier]) -> None:

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.begun import CALL, NO, SHOWN, begun
 from bitwitness.fleet.budget import Hold
-from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Landed, NodeState, valid_node
+from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Finishing, Landed, NodeState, valid_node
 from bitwitness.fleet.holding import OUT, Holder
 from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status, found_at
 from bitwitness.fleet.patience import Patience
@@ -74,10 +74,10 @@ class Actor:
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Ask the cluster anew how many nodes are out."""
+    def renew(self) -> None:
+        """Another round begins."""
         self._done = None
-        self.holder.forget()
+        self.holder.renew()
 
     def _is_ours(self, state: NodeState) -> bool:
         """Whether we took a node out: by its reason, or where HyperPod leaves no room for ours there, by what was done."""
@@ -135,7 +135,8 @@ class Actor:
             key = self._intend(kept, act, before, calls)
             if key is None:
                 return
-            self.forget()
+            self._done = None
+            self.holder.forget()
             again = self._look(node)
             if (again.service, again.reason) != (before.service, before.reason):
                 self._abandon(key, kept, f"{node} changed meanwhile: it is {again.raw or again.service} now")
@@ -222,7 +223,10 @@ class Actor:
     def _carry_out(self, key: int, kept: Kept, act: Act, calls: Sequence[Call]) -> None:
         """Make the calls, each only while nobody has closed the act."""
         said = ""
+        before = self._intent(key, kept).before
         for number, call in enumerate(calls, 1):
+            if number > 1 and not self._goes_on(act, before):
+                break
             record = {"intent": key, "once": not call.repeatable, "last": number == len(calls)}
             with self._state.change():
                 if not self._book.set_started(key, self._process):
@@ -247,6 +251,17 @@ class Actor:
         if intent.outcome is not None:
             return  # a person has cleared the node meanwhile
         self._settle(intent, self._kept(kept.key), self._look(act.node))
+
+    def _goes_on(self, act: Act, before: NodeState) -> bool:
+        """Whether the next call of an act is to be made: a person may have returned the node since, or this process be told to end.
+
+        Where the cluster says what is left of an act that has landed, that is for the rounds to come (`finishing`).
+        """
+        if self.patience.over:
+            return False
+        now = self._look(act.node)
+        landed = self._cluster.landed(act, before, now) == "yes"
+        return now.service != "in" and not (landed and isinstance(self._cluster, Finishing))
 
     def _has_landed(self, key: int, kept: Kept, error: BaseException) -> bool:
         """Whether the node shows the act although a call failed: what the call was for is then only what is left of it."""

@@ -13,8 +13,10 @@ from datetime import timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.acting import DAMAGE
-from bitwitness.fleet.clusters.base import Call, Cluster, Finishing
+from bitwitness.fleet.begun import CALL
+from bitwitness.fleet.clusters.base import Call, Finishing
 from bitwitness.fleet.kept import Book, Intent
+from bitwitness.fleet.patience import Patient
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.watching import Trouble
 
@@ -36,9 +38,10 @@ class Finisher:
         policy: whether anything is done at all, and for how long it is tried.
     """
 
-    def __init__(self, book: Book, cluster: Cluster, rest: Finishing | None, policy: FleetPolicy) -> None:
+    def __init__(self, book: Book, cluster: Patient, rest: Finishing | None, policy: FleetPolicy) -> None:
         self._book, self._cluster, self._rest, self._policy, self._state = book, cluster, rest, policy, book.state
         self._looked: float | None = None
+        self._noted: set[tuple[int, tuple[str, ...]]] = set()
         self._left: list[Trouble] = []
 
     def round(self) -> list[Trouble]:
@@ -46,7 +49,8 @@ class Finisher:
         now = self._state.clock.ticks()
         if self._rest is None or not self._policy.act:
             return []
-        if self._looked is None or now - self._looked >= _EVERY:
+        due = self._looked is None or now - self._looked >= _EVERY
+        if due and not self._cluster.over:
             self._looked = now
             over = self._state.said(_OVER)
             done = [one for one in self._book.intents() if one.outcome == "done" and f"{_OVER}{one.key}" not in over]
@@ -67,9 +71,9 @@ class Finisher:
             if not calls:
                 self._end(intent, f"nothing is left of the {act.kind} of {act.node}")
                 return []
-            said = self._make(intent, calls)
+            said = self._make(intent, rest, calls)
         except (ClusterError, OSError, *DAMAGE) as error:
-            calls, said = (), str(error)
+            said = str(error)
         if said:
             logger.info("%s: what is left of its %s: %s", act.node, act.kind, said)
         if intent.tried < _LATE or not said:
@@ -77,22 +81,30 @@ class Finisher:
         text = f"{act.node} is out of service, and not all of its {act.kind} is done (incident {act.incident}): {said}"
         return [Trouble(f"rest:{intent.key}", text)]
 
-    def _make(self, intent: Intent, calls: Sequence[Call]) -> str:
-        """Make every call, whatever becomes of the others; what the first that failed said, or ""."""
-        act, failed = intent.act, ""
-        for call in calls:
+    def _make(self, intent: Intent, rest: Finishing, calls: Sequence[Call]) -> str:
+        """Make every call, whatever becomes of the others; what the first that failed said, or "".
+
+        Each is told by a look of its own: a node that a person returns in between is left alone from then on.
+        """
+        act, failed, tried = intent.act, "", set[tuple[str, ...]]()
+        while call := next((one for one in calls if one.words not in tried), None):
+            tried.add(call.words)
             if not call.repeatable:
                 raise ValueError(f"{call} may not be repeated, and is none that is left")
             with self._state.change():
                 if self._is_cleared(intent):
-                    return failed  # by a person, since the node was looked at
+                    return failed
+                if (intent.key, call.words) not in self._noted:  # a pod that may not go is asked for each minute
+                    self._noted.add((intent.key, call.words))
+                    self._state.note(CALL, str(call), incident=act.incident, node=act.node, record={"rest": intent.key})
             try:
                 self._cluster.carry_out(call)
             except (ClusterError, ConfigurationError, OSError) as error:
                 failed = failed or str(error)
-                continue
-            with self._state.change():
-                self._state.note("call", str(call), incident=act.incident, node=act.node, record={"rest": intent.key})
+            if self._cluster.over:
+                self._looked = None  # the rest in the next round
+                return failed
+            calls = rest.rest(act, self._cluster.look(act.node))
         return failed
 
     def _is_cleared(self, intent: Intent) -> bool:
@@ -103,4 +115,5 @@ class Finisher:
     def _end(self, intent: Intent, text: str) -> None:
         with self._state.change():
             self._state.say_once(f"{_OVER}{intent.key}", "over")
+        self._noted = {one for one in self._noted if one[0] != intent.key}
         logger.info("%s", text)

@@ -18,6 +18,10 @@ from bitwitness.fleet.policy import FleetPolicy
 
 logger = logging.getLogger(__name__)
 
+_ROOMY = Census(1_000_000_000, 0)
+_REST = 20.0
+"""A cluster that takes a second to be counted is not counted again within so many of them, while nothing is done anyway."""
+_LONGEST_REST = 60.0
 OUT = "told:out:"
 """What the key begins with under which it is noted that the node of a proposal is out while its act is not done yet."""
 
@@ -40,11 +44,20 @@ class Holder:
         self._clock = book.state.clock
         self._census: Census | None = None
         self._acted: list[tuple[datetime, str]] | None = None
+        self._full: tuple[Census, float] | None = None
         self.error = ""
 
     def forget(self) -> None:
         """Ask anew: another round begins, or something was done."""
         self._census, self._acted, self.error = None, None, ""
+        self._full = None
+
+    def renew(self) -> None:
+        """Another round begins: count anew, but not at once where that takes long and there was no room for another node."""
+        full, now = self._full, self._clock.ticks()
+        self.forget()
+        if full is not None and now < full[1]:
+            self._full, self._census = full, full[0]
 
     def hold(self, kept: Kept, but: int = 0) -> Hold | None:
         """What holds a proposal now; `but`: an intent that does not count, because it is its own."""
@@ -53,8 +66,13 @@ class Holder:
             acted = self._book.acted(HOUR, but=but)
         else:
             self._acted = acted = self._book.acted(HOUR) if self._acted is None else self._acted
-        made, census = min(now - kept.waited, self.happened(kept) or now), self._counted()
-        return hold(kept.proposal, made=made, acted=acted, census=census, now=now, policy=self._policy)
+        made = min(now - kept.waited, self.happened(kept) or now)
+
+        def asked(census: Census | None) -> Hold | None:
+            return hold(kept.proposal, made=made, acted=acted, census=census, now=now, policy=self._policy)
+
+        # What holds whatever the cluster's size is needs no count, which for a large one takes seconds.
+        return asked(_ROOMY) or asked(self._counted())
 
     def happened(self, kept: Kept) -> datetime | None:
         """When the incident was: a controller that is new to a run must not act on what was repaired months ago.
@@ -69,6 +87,7 @@ class Holder:
         if not self._policy.act or self.error:
             return None
         if self._census is None:
+            began = self._clock.ticks()
             try:
                 seen = self._patience.ask(self._cluster.census)
             except (ClusterError, OSError) as error:
@@ -82,4 +101,7 @@ class Holder:
                 if one.outcome is None and f"{OUT}{one.proposal}" not in shown
             }
             self._census = Census(seen.total, seen.out + len(hidden))
+            if self._census.out >= self._policy.allowed_out(seen.total):
+                took = self._clock.ticks() - began
+                self._full = (self._census, began + took + min(_LONGEST_REST, _REST * took))
         return self._census

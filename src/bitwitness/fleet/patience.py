@@ -71,6 +71,11 @@ class Patient:
         self.name, self.scheduler = cluster.name, cluster.scheduler
         self.acts: frozenset[ActKind] = cluster.acts
 
+    @property
+    def over(self) -> bool:
+        """Whether the rest is left for the next round."""
+        return self._patience.over
+
     def _ask(self, call: Callable[P, T], *words: P.args, **more: P.kwargs) -> T:
         if self._patience.over:
             raise ClusterError("the cluster has taken too long in this round: it is asked in the next one")
