@@ -144,17 +144,6 @@ def valid_strategy(text: str, where: str) -> Strategy:
     return cast("Strategy", text)
 
 
-def valid_action(text: str, where: str) -> str:
-    """An action that can be recommended.
-
-    Raises:
-        ConfigurationError: it is another word.
-    """
-    if text not in ACTIONS:
-        raise ConfigurationError(f"{where} is {text!r:.80}: there are {', '.join(ACTIONS)}")
-    return text
-
-
 def fault(node: str, what: Suspicion, strategy: Strategy, action: str, now: datetime) -> HealthEvent:
     """That a node is suspect."""
     return HealthEvent(
