@@ -162,6 +162,7 @@ class KubernetesServer:
         *,
         taints: list[dict[str, str]] | None = None,
         labels: Mapping[str, str] | None = None,
+        created: str = "2020-01-01T00:00:00Z",
         **spec: Any,
     ) -> None:
         """Have a node that is ready."""
@@ -171,9 +172,8 @@ class KubernetesServer:
             "conditions": [{"type": "MemoryPressure", "status": "False"}, ready],
             "nodeInfo": {"bootID": f"boot-of-{name[:40]}", "systemUUID": f"machine-of-{name[:40]}"},
         }
-        self.add(
-            "nodes", "", name, spec=spec, status=status, metadata={"labels": dict(labels or {}), "annotations": {}}
-        )
+        meta = {"labels": dict(labels or {}), "annotations": {}, "creationTimestamp": created}
+        self.add("nodes", "", name, spec=spec, status=status, metadata=meta)
 
     def add_pod(
         self,

@@ -11,7 +11,7 @@ import pytest
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.kubernetes import from_settings
 from bitwitness.fleet.clusters.kubernetes_jobs import KINDS
-from bitwitness.fleet.clusters.kubernetes_words import CONDITION, INCIDENT, SUSPECT
+from bitwitness.fleet.clusters.kubernetes_words import CLEARED, CONDITION, INCIDENT, SUSPECT
 from tests.fleet.kubernetes.test_permissions import shipped
 
 TEXT = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_every_permission_is_there() -> None:
 
 def test_every_word_is_there() -> None:
     told = {key.strip("`") for _, key, _ in rows("| what | key | value |")}
-    assert told == {"spec.unschedulable", SUSPECT, INCIDENT, CONDITION}
+    assert told == {"spec.unschedulable", SUSPECT, CLEARED, INCIDENT, CONDITION}
     assert all(f"`{kind}`" in TEXT for kind in KINDS)
 
 

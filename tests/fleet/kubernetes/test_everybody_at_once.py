@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -29,13 +30,15 @@ class Play:
         self.server, self.cluster, self.chance = server, cluster, random.Random(seed)
         self.taints: set[str] = set()
         self.planned: list[Call] = []
-        self.number = 1
+        self.now = datetime(2026, 11, 29, 9, 30, tzinfo=UTC)
+        self.found = self.planned_at = self.now
+        self.returned = self.found - timedelta(days=1)
         often = (self.plan, self.plan, self.carry, self.carry, self.carry)
         self.steps = (*often, self.change, self.race, self.uncordon, self.clear, self.next)
 
     def act(self) -> Act:
         """Of the incident that is looked after now."""
-        return replace(DRAIN, incident=f"20261129T093015Z-{self.number:06x}")
+        return replace(DRAIN, incident=f"{self.found:%Y%m%dT%H%M%SZ}-4be1d2")
 
     def others(self, node: dict[str, Any]) -> None:
         """Another system adds or takes away a taint of its own."""
@@ -47,6 +50,7 @@ class Play:
         node["spec"]["taints"] = kept
 
     def plan(self) -> None:
+        self.planned_at = self.now
         try:
             self.planned = list(self.cluster.plan(self.act(), self.cluster.look("n1")))
         except BitwitnessError:
@@ -61,6 +65,10 @@ class Play:
         except BitwitnessError:
             self.planned = []
         after = self.shown()
+        if after[0] and not before[0]:
+            assert self.found > self.returned, "cordoned for what a person had answered"
+        if before[1] and not after[1]:
+            self.returned = self.planned_at
         assert before[0] or not after[0] or before[1] != after[1], "cordoned again although a person had uncordoned it"
 
     def shown(self) -> tuple[bool, str]:
@@ -79,10 +87,11 @@ class Play:
         self.server.uncordon("n1")
 
     def clear(self) -> None:
+        self.planned_at = self.now
         self.planned = list(self.cluster.plan(CLEAR, self.cluster.look("n1")))
 
     def next(self) -> None:
-        self.number += 1
+        self.found = self.now
 
     def check(self) -> None:
         """What is of others is as they left it."""
@@ -95,9 +104,12 @@ def test_everybody_at_once(server: KubernetesServer, make: Make, seed: int) -> N
     server.add_node("n1")
     server.add_node("n2")
     untouched = server.node("n2")
-    play = Play(server, make(pause=lambda seconds: None), seed)
+    clock = [datetime.min.replace(tzinfo=UTC)]
+    play = Play(server, make(pause=lambda seconds: None, now=lambda: clock[0]), seed)
     cordons = 0
     for _ in range(STEPS):
+        play.now += timedelta(minutes=1)
+        clock[0] = play.now
         was = play.shown()[0]
         play.chance.choice(play.steps)()
         cordons += play.shown()[0] and not was

@@ -15,6 +15,7 @@ import yaml
 from bitwitness.errors import ClusterError, ConfigurationError
 from bitwitness.fleet.clusters.base import Act, Call, NodeState, Rehearsing
 from bitwitness.fleet.clusters.kubernetes import KubernetesCluster
+from bitwitness.fleet.clusters.kubernetes_words import CLEARED
 from bitwitness.fleet.clusters.nvsentinel import RULE, NVSentinelCluster, from_settings
 from bitwitness.fleet.clusters.nvsentinel_plan import AWAIT
 from tests.fleet.kubernetes.server import KubernetesServer
@@ -122,7 +123,33 @@ def test_a_return_waits_for_nvsentinel(world: World, cluster: NVSentinelCluster)
     assert (now.service, now.raw) == ("in", "Ready")
     assert told(world) == [(False, "EXECUTE_REMEDIATION"), (True, "EXECUTE_REMEDIATION")]
     left = world.server.node("n0")["metadata"]
-    assert (left["labels"], left["annotations"]) == ({"zone": "a"}, {})
+    assert (left["labels"], set(left["annotations"])) == ({"zone": "a"}, {CLEARED})
+
+
+def test_a_return_answers_what_was_found_before_it(world: World, cluster: NVSentinelCluster) -> None:
+    ask(cluster)
+    world.work()
+    ask(cluster, CLEAR)
+    with pytest.raises(ConfigurationError, match="a person has returned n0 to service at"):
+        ask(cluster)
+    assert len(world.connector.taken) == 2
+    ask(cluster, replace(DRAIN, back=True))
+    assert cluster.look("n0").ours, "its device is on a node once more, which is news"
+
+
+def test_another_machine_of_the_same_name_is_not_asked_for(world: World, cluster: NVSentinelCluster) -> None:
+    world.quarantine.rules = ()
+    before = ask(cluster)
+    told_before = len(world.connector.taken)
+    world.server.remove("nodes", "", "n0")
+    world.server.add_node("n0", created="2027-01-01T00:00:00Z")
+    world.server.change_node("n0", lambda node: node["status"]["nodeInfo"].update(bootID="b", systemUUID="s"))
+    now = cluster.look("n0")
+    assert cluster.landed(DRAIN, before, now) == "unknown"
+    with pytest.raises(ConfigurationError, match="cannot be told"):
+        cluster.plan(DRAIN, now)
+    world.work()
+    assert len(world.connector.taken) == told_before
 
 
 def test_without_a_rule_nothing_lands_and_asking_anew_is_told_anew(world: World, cluster: NVSentinelCluster) -> None:
@@ -263,7 +290,7 @@ def test_what_was_begun_one_way_ends_that_way_whatever_the_settings_say_now(worl
     world.work()
     before = ask(execute, CLEAR)  # we had cordoned it, so we uncordon it
     assert execute.landed(CLEAR, before, execute.look("n0")) == "yes"
-    ask(execute)
+    ask(execute, replace(DRAIN, incident="20261130T000000Z-000002"))
     assert store.look("n0").ours
     before = ask(store, CLEAR)  # NVSentinel had
     assert store.landed(CLEAR, before, store.look("n0")) == "yes"

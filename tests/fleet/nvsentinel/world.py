@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bitwitness.fleet.clusters.nvsentinel import NVSentinelCluster
 from bitwitness.fleet.clusters.nvsentinel_events import Strategy
 from bitwitness.fleet.clusters.nvsentinel_fake import FakePlatformConnector
 from bitwitness.fleet.clusters.nvsentinel_socket import Connector
+from tests.fleet.kubernetes.conftest import NOW
 from tests.fleet.kubernetes.server import KubernetesServer
 from tests.fleet.nvsentinel.quarantine import FaultQuarantine
 
@@ -42,8 +44,14 @@ class World:
         self.api = KubernetesApi.load(str(self.config))
         self._agents: dict[str, Reporter] = {}
         self._seen: dict[str, str] = {}
+        self._now = NOW
         self.acts = True
         """Whether agents and NVSentinel do their work."""
+
+    def now(self) -> datetime:
+        """The time of day, which goes on with every look."""
+        self._now += timedelta(seconds=1)
+        return self._now
 
     def agent(self, node: str) -> Reporter:
         """The agent of a node, as it is started anew."""
@@ -76,7 +84,10 @@ class World:
     def client(self, strategy: Strategy, **more: Any) -> NVSentinelCluster:
         """A client behind whose every call the world does its work, as it does by itself within seconds."""
         made = NVSentinelCluster(
-            KubernetesCluster(self.api, **more), strategy, returns=0.2, pause=lambda seconds: self.work()
+            KubernetesCluster(self.api, **{"now": self.now, **more}),
+            strategy,
+            returns=0.2,
+            pause=lambda seconds: self.work(),
         )
         carry_out = made.carry_out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -68,6 +68,7 @@ class KubernetesCluster:
         nodes: a label selector of the nodes that count as the size of the cluster; "" for all.
         identity: of this process in the lease; made up where it is empty.
         ticks: seconds that pass; another one for tests.
+        now: the time of day, which is written on nodes; another one for tests.
         pause: waits before a change is tried again; another one for tests.
     """
 
@@ -85,6 +86,7 @@ class KubernetesCluster:
         nodes: str = "",
         identity: str = "",
         ticks: Callable[[], float] = TICKS,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         if taint and not is_key(taint):
@@ -92,7 +94,7 @@ class KubernetesCluster:
         self.api = api
         self._taint, self._evict, self._nodes, self._pause = taint, evict, nodes, pause
         self._lease = Lease(api, lease, identity, ticks) if lease else None
-        self._ticks = ticks
+        self._ticks, self._now = ticks, now
         self._misnamed: dict[str, tuple[float, str]] = {}
 
     # Looking ----------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class KubernetesCluster:
             raise ClusterError(f"the API server at {self.api.host} answered for another node than {node}")
         self._misnamed.pop(node, None)
         pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
-        state = kubernetes_reading.node_state(found, pods, self._taint, datetime.now(UTC), evict=self._evict)
+        state = kubernetes_reading.node_state(found, pods, self._taint, self._now(), evict=self._evict)
         event = kubernetes_plan.untold(state)
         if event:
             state = replace(state, more={**state.more, "told": self._is_told(event)})
@@ -125,14 +127,14 @@ class KubernetesCluster:
 
     def census(self) -> Census:
         """The size of the cluster now."""
-        return kubernetes_reading.census(
-            self.api.all("/api/v1/nodes", {"labelSelector": self._nodes} if self._nodes else None)
-        )
+        return kubernetes_reading.census(self._counted())
 
     def nodes(self) -> tuple[str, ...]:
         """The names of the nodes that count."""
-        query = {"labelSelector": self._nodes} if self._nodes else None
-        return tuple(kubernetes_reading.text(one, "metadata", "name") for one in self.api.all("/api/v1/nodes", query))
+        return tuple(kubernetes_reading.text(one, "metadata", "name") for one in self._counted())
+
+    def _counted(self) -> Iterator[Mapping[str, Any]]:
+        return self.api.all("/api/v1/nodes", {"labelSelector": self._nodes} if self._nodes else None)
 
     def troubles(self) -> Mapping[str, str]:
         """Names of nodes that are names of pods, and were asked for lately."""
@@ -171,8 +173,7 @@ class KubernetesCluster:
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """Whether an act has happened, by what the node shows now."""
-        del before  # whose the node is, and why, stands on it
-        return kubernetes_plan.landed(act, now)
+        return kubernetes_plan.landed(act, before, now)
 
     def carry_out(self, call: Call) -> str:
         """Do it; what was answered.
@@ -183,9 +184,9 @@ class KubernetesCluster:
             ConfigurationError: it is no call of this cluster.
         """
         kind = _kind(call)
-        self.must_lead()
-        if kind == "node":
+        if kind in ("node", "status"):
             return self._patch(call)
+        self.must_lead()
         method, path = call.words
         try:
             query = {"fieldManager": COMPONENT} if kind != "evict" else None
@@ -203,6 +204,7 @@ class KubernetesCluster:
         method, path = call.words
         body = call.body
         for tried in range(1, _TRIES + 1):
+            self.must_lead()  # each time: the tries before may have taken long
             try:
                 self.api.ask(method, path, body, query={"fieldManager": COMPONENT})
             except Refused as error:
@@ -211,7 +213,7 @@ class KubernetesCluster:
             else:
                 return "done" if tried == 1 else f"done, at the {tried}. try: somebody else was changing the node"
             self._pause(_PAUSE * tried)
-            node = path.rpartition("/")[2]
+            node = path.split("/")[4]
             try:
                 changed = kubernetes_plan.again(body, self.look(node), self._taint)
             except ConfigurationError as error:

@@ -10,7 +10,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from bitwitness.fleet.clusters.base import TAG, Census, NodeState, Service, one_line
-from bitwitness.fleet.clusters.kubernetes_words import CONDITION, INCIDENT, SUSPECT, Suspicion, suspicion_of
+from bitwitness.fleet.clusters.kubernetes_words import (
+    CLEARED,
+    CONDITION,
+    INCIDENT,
+    SUSPECT,
+    Suspicion,
+    suspicion_of,
+)
 
 T = TypeVar("T")
 
@@ -78,10 +85,12 @@ def node_state(
         tuple(dict.fromkeys(job for one in work if (job := _job(one)))),
         more={
             "uid": text(node, "metadata", "uid"),
+            "created": text(node, "metadata", "creationTimestamp"),
             "version": text(node, "metadata", "resourceVersion"),
             "unschedulable": cordoned,
             "taints": [dict(one) for one in items(node, "spec", "taints")],
             "annotation": text(node, "metadata", "annotations", SUSPECT),
+            "cleared": text(node, "metadata", "annotations", CLEARED),
             "label": text(node, "metadata", "labels", INCIDENT),
             "condition": dict(condition_of(node, CONDITION)),
             "pods": [_pod(one) for one in work[:_PODS]] if evict else [],

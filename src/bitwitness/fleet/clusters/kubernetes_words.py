@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from bitwitness.fleet.clusters.base import one_line
@@ -19,6 +20,8 @@ from bitwitness.fleet.clusters.base import one_line
 DOMAIN = "bitwitness.dev"
 SUSPECT = f"{DOMAIN}/suspect"
 """Key of the annotation, and of the taint where the settings name no other."""
+CLEARED = f"{DOMAIN}/cleared"
+"""Key of the annotation that stays when a person has returned a node: when, and from which incident."""
 INCIDENT = f"{DOMAIN}/incident"
 """Key of the label, by which `kubectl get nodes -l bitwitness.dev/incident` finds them."""
 CONDITION = "SDCSuspected"
@@ -69,15 +72,27 @@ class Suspicion:
         return json.dumps(values)
 
 
+@dataclass(frozen=True, slots=True)
+class Clearance:
+    """A node's last return to service by `bitwitness fleet clear`, as its annotation keeps it.
+
+    Attributes:
+        incident: for which it was out; "" where that did not stand there any more.
+        time: when, UTC in ISO 8601.
+    """
+
+    incident: str
+    time: str
+
+    def text(self) -> str:
+        """As the annotation holds it."""
+        return json.dumps({"incident": self.incident, "time": self.time})
+
+
 def suspicion_of(text: object) -> Suspicion | None:
     """What an annotation says; None where it is none of ours."""
-    if not isinstance(text, str):
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, Mapping) or not isinstance(found.get("incident"), str):
+    found = _values(text)
+    if found is None:
         return None
     devices = found.get("devices")
     return Suspicion(
@@ -88,6 +103,32 @@ def suspicion_of(text: object) -> Suspicion | None:
         found.get("cordoned") is not False,
         found.get("execute") is True,
     )
+
+
+def clearance_of(text: object) -> Clearance | None:
+    """The same of a return."""
+    found = _values(text)
+    return None if found is None else Clearance(found["incident"], str(found.get("time", "")))
+
+
+def _values(text: object) -> Mapping[str, Any] | None:
+    """The values of an annotation that names an incident."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Mapping) and isinstance(found.get("incident"), str) else None
+
+
+def moment(text: object) -> datetime | None:
+    """A time as Kubernetes and we write it (RFC 3339); None where it is none."""
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def label_value(text: str) -> str:

@@ -104,9 +104,9 @@ class NVSentinelCluster:
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """Whether an act has happened, by what the node shows now."""
         if act.kind == "clear" and self._through_nvsentinel(before):
-            return nvsentinel_plan.landed(act, now)
+            return nvsentinel_plan.landed(act, before, now)
         if self._through_nvsentinel(now):
-            return nvsentinel_plan.landed(act, now)
+            return nvsentinel_plan.landed(act, before, now)
         return self.inner.landed(act, before, now)
 
     def carry_out(self, call: Call) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import TAG, Act, Call, Landed, NodeState, one_line
+from bitwitness.fleet.clusters.kubernetes_blame import check_blame, check_uncordoned, incident_of, is_same_machine
 from bitwitness.fleet.clusters.kubernetes_reading import annotation_of
-from bitwitness.fleet.clusters.kubernetes_words import BY_HAND, INCIDENT, SUSPECT, Suspicion, label_value
+from bitwitness.fleet.clusters.kubernetes_words import CLEARED, INCIDENT, SUSPECT, Suspicion, label_value
 from bitwitness.fleet.clusters.nvsentinel_events import (
     AGENT,
     MANAGED,
@@ -104,15 +105,15 @@ def drain(act: Act, state: NodeState) -> tuple[Call, ...]:
     """The one call by which NVSentinel is asked, through the node's agent; none where the node is out.
 
     Raises:
-        ConfigurationError: NVSentinel leaves this node alone, or a person has returned it after this very incident.
+        ConfigurationError: NVSentinel leaves this node alone, or it may not be the machine that was blamed, or a person has
+            returned that since.
     """
     if state.service in _OUT:
         return ()
-    found, incident = annotation_of(state), act.incident or BY_HAND
-    if found is not None and found.incident == incident and (not found.execute or released(state)):
-        raise ConfigurationError(
-            f"{act.node} was taken out for incident {incident}, and a person has returned it to service: it is left alone"
-        )
+    found, incident = annotation_of(state), incident_of(act)
+    if found is not None and (not found.execute or released(state)):
+        check_uncordoned(act, state)
+    check_blame(act, state)
     if not managed(state):
         raise ConfigurationError(
             f"{act.node} is labelled {MANAGED}=false or {OPTED_OUT}=false: {WHO} takes it out for nobody, and has to. Remove the "
@@ -123,7 +124,7 @@ def drain(act: Act, state: NodeState) -> tuple[Call, ...]:
     meta = {
         "uid": state.more.get("uid"),
         "resourceVersion": state.more.get("version"),
-        "annotations": {SUSPECT: text},
+        "annotations": {SUSPECT: text, CLEARED: state.more.get("cleared") or None},
         "labels": {INCIDENT: label_value(incident)},
     }
     return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), {"metadata": meta, "spec": {}}),)
@@ -136,16 +137,18 @@ def waiting(node: str, state: NodeState, seconds: float) -> tuple[Call, ...]:
     return (Call((AWAIT, f"/api/v1/nodes/{node}"), {"until": "schedulable", "seconds": seconds}),)
 
 
-def landed(act: Act, now: NodeState) -> Landed:
-    """Whether what NVSentinel was asked for has happened, by what the node shows now."""
+def landed(act: Act, before: NodeState, now: NodeState) -> Landed:
+    """Whether what NVSentinel was asked for has happened, by what the node shows now; not where that may be another machine."""
     if now.service in ("absent", "unknown"):
         return "unknown"
     if act.kind == "clear":
         return "yes" if now.service == "in" and asked(now) is None else "no"
+    if not is_same_machine(before, now):
+        return "unknown"
     if now.service in _OUT:
         return "yes"
     found = annotation_of(now)  # of a node in service: a person has returned it since
-    same = found is not None and found.incident == (act.incident or BY_HAND)
+    same = found is not None and found.incident == incident_of(act)
     return "yes" if found is not None and same and (not found.execute or released(now)) else "no"
 
 
