@@ -86,6 +86,7 @@ class KubernetesServer:
         self._protected: set[str] = set()
         self._unknown: set[str] = set()
         self._before: dict[str, list[Change]] = {"nodes": [], "leases": []}
+        self._reading: dict[str, list[Callable[[], None]]] = {}
         self._watch: Callable[[int, str], None] = lambda number, when: None
         self._writes, self._version, self._port = 0, 100, 0
         self._lock = threading.RLock()
@@ -273,6 +274,10 @@ class KubernetesServer:
         """Before each of the next changes of a node (or of a lease) is applied, somebody else changes it."""
         self._before[plural] += [change or (lambda found: None)] * times
 
+    def while_read(self, plural: str, happens: Callable[[], None]) -> None:
+        """The next time that objects of this kind are read, this happens before the answer."""
+        self._reading.setdefault(plural, []).append(happens)
+
     def watch_writes(self, watch: Callable[[int, str], None]) -> None:
         """Call `watch(number, "before" | "after")` around every write that is applied, the leases apart."""
         self._watch, self._writes = watch, 0
@@ -340,6 +345,8 @@ class KubernetesServer:
 
     def _read(self, request: Any, plural: str) -> dict[str, Any]:
         with self._lock:
+            while self._reading.get(plural):
+                self._reading[plural].pop(0)()
             if request.name:
                 return copy.deepcopy(self._found(plural, request.namespace or "", request.name))
             found = [

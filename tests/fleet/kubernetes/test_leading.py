@@ -173,6 +173,56 @@ def test_a_lease_that_is_renewed_is_never_taken(nodes: KubernetesServer, make: M
         passed.passed += 11.0
 
 
+def test_an_answer_that_takes_long_is_no_older_lease(nodes: KubernetesServer, make: Make) -> None:
+    """The lease is renewed while another one waits for the answer: it counts from the answer, not from the question."""
+    passed = Ticks()
+    one, other = (make(lease=LEASE, identity=name, ticks=passed) for name in ("one", "other"))
+    assert one.leader() == ""
+
+    def renewed() -> None:
+        passed.passed += 25.0
+        nodes.change("leases", "bitwitness", "fleet", lambda lease: lease["spec"].update(renewTime="now"))
+
+    nodes.while_read("leases", renewed)
+    assert other.leader() == "one"
+    passed.passed += 29.0
+    assert other.leader() == "one", "renewed 29 s ago"
+    passed.passed += 1.0
+    assert other.leader() == ""
+
+
+def test_a_lead_is_made_sure_of_before_each_try(nodes: KubernetesServer, make: Make) -> None:
+    """Another one takes it while a conflict is looked at: the second try is not made, and certainly nothing was done."""
+    passed = Ticks()
+    one, other = (make(lease=LEASE, identity=name, ticks=passed, pause=lambda _: None) for name in ("one", "other"))
+    call = one.plan(DRAIN, one.look("n1"))[0]
+    assert (one.leader(), other.leader()) == ("", "one")
+
+    def slow() -> None:
+        passed.passed += 31.0
+
+    nodes.conflict(1)
+    nodes.while_read("nodes", slow)
+    with pytest.raises(ClusterError, match="was not renewed") as caught:
+        one.carry_out(call)
+    assert caught.value.refused
+    assert not cordons(nodes)
+
+
+def test_whatever_keeps_the_lease_from_being_known_is_a_refusal(nodes: KubernetesServer, make: Make) -> None:
+    """Nothing was sent, so a reboot may be asked for again."""
+    passed = Ticks()
+    one = make(lease=LEASE, identity="one", ticks=passed, timeout=0.15)
+    call = one.plan(DRAIN, one.look("n1"))[0]
+    assert one.leader() == ""
+    passed.passed += 11.0
+    nodes.slow = 0.4
+    with pytest.raises(ClusterError, match="was not answered") as caught:
+        one.carry_out(call)
+    assert caught.value.refused
+    assert not cordons(nodes)
+
+
 def test_somebody_is_faster(nodes: KubernetesServer, make: Make) -> None:
     """Two want a lease that is over: one of them takes it between the other's reading and writing."""
     passed = Ticks()

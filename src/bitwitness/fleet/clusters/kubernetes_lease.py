@@ -34,7 +34,7 @@ _NAME = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/([a-z0-9](?:[a-z0-9.
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A lease of another one, and since when it is what it is, by our clock."""
+    """A lease of another one, and when it had been seen to be what it is, by our clock; it may be newer than the question."""
 
     version: str
     since: float
@@ -85,9 +85,9 @@ class Lease:
         if self._age() < DURATION / 3:
             return ""
         for _ in range(3):
-            began = self._ticks()  # others count from when they see it, which is later
+            began = self._ticks()  # others count from when they have seen it, which is later
             found = self._api.find(self.path)
-            holder = self._other(found, began)
+            holder = self._other(found, self._ticks())
             if holder:
                 self._renewed = None
                 return holder
