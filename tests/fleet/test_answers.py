@@ -366,3 +366,23 @@ def test_what_is_left_of_a_return_is_said(play: Rehearsal) -> None:
     assert "not allowed" in done.warning
     play.rounds(40)
     assert not any("in service again" in text for text in play.trail("trouble"))
+
+
+def test_two_who_return_a_node_at_once_are_both_heard(play: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    play.incident()
+    play.rounds(2)
+    look, looks = play.cluster.look, [0]
+
+    def interrupted(node: str) -> NodeState:
+        looks[0] += 1
+        if looks[0] == 2:  # anna has noted that she returns it, and looks once more
+            monkeypatch.setattr(play.cluster, "look", look)
+            play.clock.move(timedelta(seconds=1))
+            clear(play.state, play.cluster, node, "replaced the GPU", "kim@head")
+        return look(node)
+
+    monkeypatch.setattr(play.cluster, "look", interrupted)
+    with pytest.raises(ClusterError, match="changed meanwhile"):
+        clear(play.state, play.cluster, "n1", "replaced the GPU", "anna@head")
+    assert {(one.node, one.who) for one in play.controller.book.clears()} == {("n1", "kim@head")}
+    assert play.controller.book.condemned() == []

@@ -13,7 +13,7 @@ from bitwitness.fleet.clusters import FakeCluster
 from bitwitness.fleet.clusters.base import Act, Call, Census, NodeState
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.view import report
-from tests.fleet.rehearsal import NODES, Rehearsal
+from tests.fleet.rehearsal import NODES, HandClock, Rehearsal
 
 MINUTE = timedelta(minutes=1)
 
@@ -363,3 +363,71 @@ def test_what_is_held_by_the_hour_needs_no_count(play: Rehearsal) -> None:
     cluster.take_in("n3")
     play.rounds(30)
     assert cluster.calls(kind="drain") == [("drain", "n1"), ("drain", "n2")]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_node_that_a_person_returns_while_its_replacement_is_refused_stays_in(play: Rehearsal, refused: bool) -> None:
+    class Refusing(FakeCluster):
+        asked = 0
+
+        def carry_out(self, call: Call) -> str:
+            if "replace" in call.words:
+                self.asked += 1
+                raise ClusterError("throttled", refused=refused)
+            return super().carry_out(call)
+
+    cluster = Refusing(NODES, play.folder / "refusing.json", clock=play.clock.now, steps=2)
+    begin_replacing(play, cluster)
+    play.rounds(2)
+    cluster.take_in("n1")
+    play.rounds(20, 10 * MINUTE)
+    assert cluster.asked == 1
+    assert cluster.calls("n1", "drain") == [("drain", "n1")]
+    assert cluster.look("n1").service == "in"
+    assert [text for text in play.trail("trouble") if "n1 is in service again" in text]
+
+
+def test_a_replacement_that_cannot_be_planned_drains(play: Rehearsal) -> None:
+    class Ambiguous(FakeCluster):
+        def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
+            if act.kind == "replace":
+                raise ConfigurationError("two machines are called n1")
+            return super().plan(act, state)
+
+    begin_replacing(play, Ambiguous(NODES, play.folder / "ambiguous.json", clock=play.clock.now))
+    play.rounds(2)
+    assert play.statuses() == {"n1": "done"}
+    assert play.cluster.calls("n1") == [("drain", "n1")]
+    assert any("two machines" in text for text in play.trail("intent"))
+
+
+def test_each_gets_its_turn_where_looking_is_slow(tmp_path: Path) -> None:
+    class Slow(FakeCluster):
+        clock: HandClock
+
+        def look(self, node: str) -> NodeState:
+            self.clock.passed += 2.0
+            return super().look(node)
+
+        def carry_out(self, call: Call) -> str:
+            if "mark" in call.words:
+                raise ClusterError("not yet, as it was told")
+            return super().carry_out(call)
+
+    nodes = [f"n{number}" for number in range(24)]
+    play = Rehearsal(tmp_path, nodes)
+    cluster = Slow(nodes, tmp_path / "slow.json", clock=play.clock.now, steps=2)
+    cluster.clock = play.clock
+    begin_on(play, cluster)
+    for number in range(20):
+        play.incident(number, [number])
+    play.rounds(60, timedelta(seconds=10))
+    asked = {node for kind, node in cluster.calls() if kind == "drain"}
+    assert len(asked) == 20
+    told = {text.partition(" ")[0] for text in troubles(play)}
+    assert told == asked
+    play.rounds(40, timedelta(hours=1))
+    assert troubles(play) == []
+    assert len(play.trail("given up")) == 20
+    assert any("not all was done" in subject for subject in play.told())
+    play.end()

@@ -36,7 +36,7 @@ DAMAGE = (
     TypeError,
     ArithmeticError,
     AssertionError,
-    RecursionError,
+    RuntimeError,
     AttributeError,
     MemoryError,
 )
@@ -128,7 +128,7 @@ class Actor:
             before = self._look(node)
             if not self._may(kept, before):
                 return
-            calls = self._cluster.plan(act, before)
+            act, calls = self._planned(act, before)
             if not calls:
                 self._finish(kept, None, "already out", f"nothing is left to be done to {node}: {before.raw}")
                 return
@@ -146,6 +146,17 @@ class Actor:
             self._held(kept, "cluster", f"{error}", final=True)
         except (ClusterError, OSError, *DAMAGE) as error:
             self._refused(kept, _said(error))
+
+    def _planned(self, act: Act, before: NodeState) -> tuple[Act, tuple[Call, ...]]:
+        """The calls of an act; of a drain where no more can be planned, because to be out of service is what protects jobs."""
+        try:
+            return act, self._cluster.plan(act, before)
+        except (ConfigurationError, ClusterError) as error:
+            if act.kind == "drain":
+                raise
+            reason = f"{act.reason}; it is drained only, because its {act.kind} cannot be asked for: {error}"
+            drain = replace(act, kind="drain", reason=reason)
+            return drain, self._cluster.plan(drain, before)
 
     def _may(self, kept: Kept, state: NodeState) -> bool:
         """Whether a node in this state is to be acted upon; where not, what that means is noted."""
@@ -337,6 +348,12 @@ class Actor:
         """The node does not show the act: wait, ask for it once more, or say that nobody can tell."""
         if now.service in _OUT and now.ours and intent.act.kind != "drain":
             self._protected(kept, intent.act)
+        elif now.service == "in" and self._was_out(kept):
+            text = (
+                f"{now.node} was taken out, and a person has returned it before its {intent.act.kind}: it is left alone"
+            )
+            self._held(kept, "not-ours", text, final=True, intent=intent)
+            return
         called = begun(self._state, intent)
         repeatable = landed == "no" and not called.once
         if intent.tried < called.shown and (repeatable or intent.process == self._process):
@@ -348,7 +365,7 @@ class Actor:
 
     def _protected(self, kept: Kept, act: Act) -> None:
         """The node takes no jobs already, whatever becomes of its reboot or replacement: its job need not wait for that."""
-        if f"{OUT}{kept.key}" in self._state.said(OUT):
+        if self._was_out(kept):
             return
         with self._state.change():
             if not self._state.say_once(f"{OUT}{kept.key}", act.node):
@@ -357,6 +374,10 @@ class Actor:
                 self._book.condemn(kept.proposal)
             self._wants_requeue(act.incident)
             self._note("out", kept, f"{act.node} takes no jobs; the {act.kind} itself is not seen yet")
+
+    def _was_out(self, kept: Kept) -> bool:
+        """Whether the node of a reboot or replacement was seen out of service because of it."""
+        return f"{OUT}{kept.key}" in self._state.said(OUT)
 
     def _expire(self, intent: Intent, kept: Kept) -> None:
         """Nobody could say in all the time that there was: it stays unclear."""

@@ -92,24 +92,25 @@ def clear(
     if dry:
         return done
     record = {"calls": [str(call) for call in calls], "before": before.raw, "reason": before.reason}
-    earlier = book.clears()
     with state.change():
+        earlier = book.clears()
         _wait_for_begun(book, cluster, before, timeout)  # one that is begun from now on finds that it is closed
         state.note("clear", why, node=node, who=who, record=record)
         done = replace(done, closed=book.close_proposals(node, f"{who} returned the node: {why}"))
         for intent in book.intents(unsettled=True, node=node):
             book.set_outcome(intent.key, "cleared", f"{who} returned the node: {why}")
-        book.add_clear(node, devices, who)
+        time = book.add_clear(node, devices, who)
     left = ""
     try:
         left = "" if gone else _return(cluster, act, before, calls)
     except (ClusterError, ConfigurationError) as error:
         with state.change():
             state.note("clear failed", str(error), node=node, who=who)
-            book.take_back_clear(node, earlier)
+            book.take_back_clear(node, time, who, earlier)
         raise
     _forget(state, book, done, who, why, notifiers)
-    return replace(done, warning="; ".join(filter(None, (left, _publish(state, book)))))
+    waits = "" if gone or not before.awaits else f"{node} still waits for {before.awaits}, which may take it out again"
+    return replace(done, warning="; ".join(filter(None, (left, waits, _publish(state, book)))))
 
 
 def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> str:

@@ -84,7 +84,7 @@ class Controller:
         recall = cluster.recall if isinstance(cluster, Recalling) else None
         self._follower = Follower(self.book, Patient(cluster, self._patience), recall)
         rest = cluster if isinstance(cluster, Finishing) else None
-        self._finisher = Finisher(self.book, Patient(cluster, self._patience), rest, policy)
+        self._finisher = Finisher(self.book, Patient(cluster, self._patience), rest, policy, self._teller)
         self._keeper = Keeper(self.book, Patient(cluster, self._patience))
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)

@@ -18,6 +18,7 @@ from bitwitness.fleet.clusters.base import Call, Finishing
 from bitwitness.fleet.kept import Book, Intent
 from bitwitness.fleet.patience import Patient
 from bitwitness.fleet.policy import FleetPolicy
+from bitwitness.fleet.telling import Teller
 from bitwitness.fleet.watching import Trouble
 
 logger = logging.getLogger(__name__)
@@ -36,50 +37,66 @@ class Finisher:
         cluster: asked within what a round may take.
         rest: the same cluster, as one that knows what is left; None where every act is one call.
         policy: whether anything is done at all, and for how long it is tried.
+        teller: tells people.
     """
 
-    def __init__(self, book: Book, cluster: Patient, rest: Finishing | None, policy: FleetPolicy) -> None:
+    def __init__(
+        self, book: Book, cluster: Patient, rest: Finishing | None, policy: FleetPolicy, teller: Teller
+    ) -> None:
         self._book, self._cluster, self._rest, self._policy, self._state = book, cluster, rest, policy, book.state
-        self._looked: float | None = None
+        self._teller = teller
+        self._looked: dict[int, float] = {}
         self._noted: set[tuple[int, tuple[str, ...]]] = set()
-        self._left: list[Trouble] = []
+        self._left: dict[int, str] = {}
 
     def round(self) -> list[Trouble]:
-        """What is still left of acts; once a minute the cluster is asked for it."""
-        now = self._state.clock.ticks()
+        """What is still left of acts; of each the cluster is asked once a minute, and those first that have waited longest."""
         if self._rest is None or not self._policy.act:
             return []
-        due = self._looked is None or now - self._looked >= _EVERY
-        if due and not self._cluster.over:
-            self._looked = now
-            over = self._state.said(_OVER)
-            done = [one for one in self._book.intents() if one.outcome == "done" and f"{_OVER}{one.key}" not in over]
-            self._left = [one for intent in done for one in self._finish(intent, self._rest)]
-        return self._left
+        over = self._state.said(_OVER)
+        done = [one for one in self._book.intents() if one.outcome == "done" and f"{_OVER}{one.key}" not in over]
+        now = self._state.clock.ticks()
+        due = [one for one in done if now - self._looked.get(one.key, -_EVERY) >= _EVERY]
+        for intent in sorted(due, key=lambda one: self._looked.get(one.key, 0.0)):
+            if self._cluster.over:
+                break
+            self._looked[intent.key] = now
+            self._finish(intent, self._rest)
+        told = [one for one in done if one.key in self._left and one.tried >= _LATE]
+        return [Trouble(f"rest:{one.key}", _text(one, self._left[one.key])) for one in told]
 
-    def _finish(self, intent: Intent, rest: Finishing) -> list[Trouble]:
-        """Do what is left of one act; what is to be told of it."""
+    def _finish(self, intent: Intent, rest: Finishing) -> None:
+        """Do what is left of one act."""
         act = intent.act
-        if intent.tried > self._policy.act_within:
-            self._end(intent, f"what is left of the {act.kind} of {act.node} is asked for no more")
-            return []
         if self._is_cleared(intent):
-            self._end(intent, f"{act.node} was returned to service: nothing is left of its {act.kind}")
-            return []
+            self._end(intent)
+            return
         try:
             calls = rest.rest(act, self._cluster.look(act.node))
             if not calls:
-                self._end(intent, f"nothing is left of the {act.kind} of {act.node}")
-                return []
+                self._end(intent)
+                return
+            if intent.tried > self._policy.act_within:
+                self._give_up(intent, calls)
+                return
             said = self._make(intent, rest, calls)
         except (ClusterError, OSError, *DAMAGE) as error:
             said = str(error)
         if said:
             logger.info("%s: what is left of its %s: %s", act.node, act.kind, said)
-        if intent.tried < _LATE or not said:
-            return []
-        text = f"{act.node} is out of service, and not all of its {act.kind} is done (incident {act.incident}): {said}"
-        return [Trouble(f"rest:{intent.key}", text)]
+            self._left[intent.key] = said
+        else:
+            self._left.pop(intent.key, None)
+
+    def _give_up(self, intent: Intent, calls: Sequence[Call]) -> None:
+        """A person is told what they may want to do by hand."""
+        act, said = intent.act, self._left.get(intent.key, "")
+        text = f"{_text(intent, said or 'nobody has said why')}. It is asked for no more; what is left: {calls[0]}"
+        text += f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+        with self._state.change():
+            self._state.note("given up", text, incident=act.incident, node=act.node)
+            self._teller.trouble(f"rest/{intent.key}", "warning", f"bitwitness: {act.node}: not all was done", text)
+        self._end(intent)
 
     def _make(self, intent: Intent, rest: Finishing, calls: Sequence[Call]) -> str:
         """Make every call, whatever becomes of the others; what the first that failed said, or "".
@@ -102,7 +119,7 @@ class Finisher:
             except (ClusterError, ConfigurationError, OSError) as error:
                 failed = failed or str(error)
             if self._cluster.over:
-                self._looked = None  # the rest in the next round
+                self._looked.pop(intent.key, None)  # the rest in the next round
                 return failed
             calls = rest.rest(act, self._cluster.look(act.node))
         return failed
@@ -112,8 +129,14 @@ class Finisher:
         (kept,) = self._book.proposals(key=intent.proposal)
         return any(one.node == intent.act.node and one.time >= kept.updated for one in self._book.clears())
 
-    def _end(self, intent: Intent, text: str) -> None:
+    def _end(self, intent: Intent) -> None:
         with self._state.change():
             self._state.say_once(f"{_OVER}{intent.key}", "over")
+        self._left.pop(intent.key, None)
+        self._looked.pop(intent.key, None)
         self._noted = {one for one in self._noted if one[0] != intent.key}
-        logger.info("%s", text)
+
+
+def _text(intent: Intent, said: str) -> str:
+    act = intent.act
+    return f"{act.node} is out of service, and not all of its {act.kind} is done (incident {act.incident}): {said}"

@@ -6,7 +6,7 @@ Everything that changes something is called inside `State.change`, so that what 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,8 +15,7 @@ from typing import Any, Literal
 from bitwitness.fleet.clock import moment
 from bitwitness.fleet.clusters.base import Act, Call, NodeState
 from bitwitness.fleet.decision import Naming, Proposal
-from bitwitness.fleet.identity import Condemned, Return
-from bitwitness.fleet.state import State
+from bitwitness.fleet.kept_devices import Devices
 
 Status = Literal[
     "proposed",
@@ -195,11 +194,8 @@ def found_at(known: Known, otherwise: datetime) -> datetime:
     return said if said.tzinfo is not None else otherwise
 
 
-class Book:
+class Book(Devices):
     """The records of a state."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
 
     # Incidents --------------------------------------------------------------------------------------------------------
 
@@ -251,17 +247,20 @@ class Book:
 
     # What a person has answered ---------------------------------------------------------------------------------------
 
-    def add_clear(self, node: str, devices: Iterable[str], who: str) -> None:
-        """A person returns a node and these devices to service now."""
+    def add_clear(self, node: str, devices: Iterable[str], who: str) -> str:
+        """A person returns a node and these devices to service now; when that is."""
+        now = self.state.stamp()
         for device in dict.fromkeys(("", *devices)):
-            self.state.write("INSERT OR REPLACE INTO clears VALUES (?,?,?,?)", (node, device, self.state.stamp(), who))
+            self.state.write("INSERT OR REPLACE INTO clears VALUES (?,?,?,?)", (node, device, now, who))
+        return now
 
-    def take_back_clear(self, node: str, before: Iterable[Cleared]) -> None:
-        """It did not come to that: as it was before."""
-        self.state.write("DELETE FROM clears WHERE node = ?", (node,))
+    def take_back_clear(self, node: str, time: str, who: str, before: Iterable[Cleared]) -> None:
+        """It did not come to that: as it was before, but for what somebody else has returned meanwhile."""
+        self.state.write("DELETE FROM clears WHERE node = ? AND time = ? AND who = ?", (node, time, who))
         for one in before:
             if one.node == node:
-                self.state.write("INSERT INTO clears VALUES (?,?,?,?)", (one.node, one.device, one.time, one.who))
+                row = (one.node, one.device, one.time, one.who)
+                self.state.write("INSERT OR IGNORE INTO clears VALUES (?,?,?,?)", row)
 
     def clears(self) -> list[Cleared]:
         """When which node and device were returned to service last."""
@@ -527,65 +526,3 @@ class Book:
             plain = json.dumps(list(value)) if name == "nodes" else value
             plain = self.state.stamp(value) if isinstance(value, datetime) else plain
             self.state.write(f"UPDATE requeues SET {name} = ? WHERE incident = ?", (plain, incident))  # noqa: S608
-
-    # Devices ----------------------------------------------------------------------------------------------------------
-
-    def add_serials(self, serials: Mapping[str, str]) -> None:
-        """Note which serial number a device has."""
-        for device, serial in serials.items():
-            self.state.write("INSERT OR REPLACE INTO serials VALUES (?, ?)", (device, serial))
-
-    def add_aliases(self, aliases: Mapping[str, str]) -> None:
-        """Note which slice is of which device."""
-        for alias, device in aliases.items():
-            self.state.write("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (alias, device))
-
-    def kin(self) -> Callable[[str], tuple[str, ...]]:
-        """A function that says which other names the silicon of a device has: the device of a slice, and all its slices."""
-        parents = dict(self.state.read("SELECT alias, device FROM aliases ORDER BY alias"))
-
-        def of(device: str) -> tuple[str, ...]:
-            parent = parents.get(device, device)
-            names = (parent, *(alias for alias, one in parents.items() if one == parent))
-            return tuple(name for name in names if name != device)
-
-        return of
-
-    def condemn(self, proposal: Proposal) -> None:
-        """Its devices were taken out: they are recognised when they come back. A processor cannot be, it has no identity."""
-        kin, serials = self.kin(), dict(self.state.read("SELECT device, serial FROM serials"))
-        for device in proposal.devices:
-            if "/cpu-" not in device:
-                serial = next((serials[name] for name in (device, *kin(device)) if name in serials), "")
-                row = (device, serial, proposal.node, proposal.incident, self.state.stamp())
-                self.state.write("INSERT OR REPLACE INTO condemned VALUES (?, ?, ?, ?, ?)", row)
-
-    def condemned(self) -> list[Condemned]:
-        """Devices that were taken out and that nobody has cleared."""
-        rows = self.state.read("SELECT device, serial, node, incident, time FROM condemned ORDER BY time, device")
-        kin = self.kin()
-        return [Condemned(device, serial, node, by, at, kin(device)) for device, serial, node, by, at in rows]
-
-    def add_return(self, back: Return) -> bool:
-        """A condemned device was seen again; whether that is new."""
-        was, seen = back.condemned, back.sighting
-        row = (was.device, was.incident, seen.node, was.time, self.state.stamp(), back.text)
-        return self.state.write("INSERT OR IGNORE INTO returns VALUES (?, ?, ?, ?, ?, ?)", row) > 0
-
-    def returns(self) -> list[dict[str, str]]:
-        """Devices that came back and that nobody has cleared."""
-        names = ("device", "incident", "node", "since", "time", "text")
-        rows = self.state.read("SELECT device, incident, node, since, time, text FROM returns ORDER BY time")
-        return [dict(zip(names, row, strict=True)) for row in rows]
-
-    def forget(self, node: str, devices: Iterable[str]) -> None:
-        """A person has cleared a node: its strikes count no more, and its devices may come back."""
-        names = set(devices)
-        names |= {row[0] for row in self.state.read("SELECT device FROM condemned WHERE node = ?", (node,))}
-        names |= {row[0] for row in self.state.read("SELECT device FROM returns WHERE node = ?", (node,))}
-        now = self.state.stamp()
-        self.state.write("UPDATE namings SET cleared = ? WHERE node = ? AND cleared IS NULL", (now, node))
-        for device in names:
-            self.state.write("UPDATE namings SET cleared = ? WHERE device = ? AND cleared IS NULL", (now, device))
-            self.state.write("DELETE FROM condemned WHERE device = ?", (device,))
-            self.state.write("DELETE FROM returns WHERE device = ?", (device,))
