@@ -290,19 +290,31 @@ def test_a_token_that_is_none_is_not_shown(server: KubernetesServer, make: Make,
     assert not server.requests
 
 
-def test_a_name_that_is_a_pod_is_no_node(server: KubernetesServer, make: Make) -> None:
+@pytest.mark.parametrize("name", ["train-0", "pod_train-0"])
+def test_a_name_that_is_a_pod_is_no_node(server: KubernetesServer, make: Make, name: str) -> None:
     """A job that was not told its node: the pod's node of today is not taken in its place."""
     server.add_node("n1")
     server.add_pod("train-0", "n1")
     cluster = make()
-    state = cluster.look("train-0")
-    assert state.service == "absent"
+    state = cluster.look(name)
+    assert (state.service, state.ours) == ("absent", False)
+    assert state.raw.startswith("train-0 is a pod in namespace ml, and no node: its job was not told where it runs")
     assert "fieldRef: {fieldPath: spec.nodeName}" in state.raw
-    assert list(cluster.troubles()) == ["train-0"]
-    with pytest.raises(ConfigurationError, match="the cluster has no node train-0: nothing is done"):
-        cluster.plan(replace(DRAIN, node="train-0"), state)
+    assert list(cluster.troubles()) == [name]
+    assert cluster.troubles()[name].startswith(f"an incident names {name}: train-0 is a pod")
+    with pytest.raises(ConfigurationError, match=f"the cluster has no node {name}: nothing is done"):
+        cluster.plan(replace(DRAIN, node=name), state)
     assert cluster.look("n2") == replace(cluster.look("n2"), service="absent", raw="")
     assert not server.writes()
+
+
+def test_a_pod_that_is_gone_is_still_no_node(server: KubernetesServer, make: Make) -> None:
+    """Its name says so, and no Node is asked for, because none can have it."""
+    cluster = make()
+    assert cluster.look("pod_train-0").raw.startswith("train-0 is a pod, and no node: its job was not told")
+    assert [path for _, path, _ in server.requests] == ["/api/v1/pods"]
+    server.forbid("list", "pods")
+    assert cluster.look("pod_train-0").raw.startswith("train-0 is a pod, and no node: its job was not told")
 
 
 def test_names_at_their_limits(server: KubernetesServer, make: Make) -> None:

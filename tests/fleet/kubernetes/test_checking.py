@@ -24,6 +24,7 @@ NEEDED = {
     "permission to patch nodes/status",
     "permission to list pods",
     "permission to create events",
+    "permission to get events",
     "permission to create pods/eviction",
     "permission to get leases",
     "permission to create leases",
@@ -83,6 +84,14 @@ def test_what_would_be_refused(server: KubernetesServer, make: Make, verb: str, 
     one = wrong[f"permission to {verb} {resource}"]
     assert f"resources: [{resource}], verbs: [{verb}]" in one.remedy
     assert not server.applied
+
+
+def test_a_right_that_only_saves_a_request(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.forbid("get", "events")
+    found = checked(make())
+    assert outcomes(found) == {"permission to get events": "unknown"}
+    assert "Role in namespace default" in found["permission to get events"].remedy
 
 
 def test_a_node_that_would_be_left_alone(server: KubernetesServer, make: Make) -> None:

@@ -72,14 +72,31 @@ def test_a_job_that_is_done(server: KubernetesServer, make: Make, kind: str, don
 def test_restarts_and_holds(server: KubernetesServer, make: Make) -> None:
     cluster = make()
     server.add("jobs", "ml", "j", spec={"suspend": True}, status={"failed": 2})
-    assert cluster.job("ml/job/j") == JobState("ml/job/j", "pending", "Suspended", None, 2, held=True)
+    assert cluster.job("ml/job/j") == JobState("ml/job/j", "pending", "Suspended", None, 0, held=True)
     server.add("jobsets", "ml", "j", spec={}, status={"restarts": 3})
     assert cluster.job("ml/jobset/j").restarts == 3
     server.add("trainjobs", "ml", "j", spec={}, status={})
     assert cluster.job("ml/trainjob/j").restarts == 3, "of the JobSet underneath"
     replicas = {"Master": {"failed": 1}, "Worker": {"failed": 3, "active": 4}}
     server.add("pytorchjobs", "ml", "j", spec={"runPolicy": {}}, status={"replicaStatuses": replicas})
-    assert (cluster.job("ml/pytorchjob/j").restarts, cluster.job("ml/pytorchjob/j").raw) == (4, "Pending")
+    assert (cluster.job("ml/pytorchjob/j").restarts, cluster.job("ml/pytorchjob/j").raw) == (0, "Pending")
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_a_pod_that_fails_is_no_restart(server: KubernetesServer, make: Make, kind: str) -> None:
+    """The last of them ends the job for good, which must not be told as a job that was started again."""
+    server.add(f"{kind}s", "ml", "j", spec={}, status={"active": 1})
+    pods(server, kind, "n1")
+    before = make().job(f"ml/{kind}/j").restarts
+    status = {
+        "failed": 1,
+        "restarts": 7 if kind in ("job", "pytorchjob") else 0,
+        "replicaStatuses": {"Worker": {"failed": 1}},
+        "conditions": [condition("Failed")],
+    }
+    server.change(f"{kind}s", "ml", "j", lambda job: job.update(status=status))
+    now = make().job(f"ml/{kind}/j")
+    assert (now.state, now.restarts) == ("ended", before)
 
 
 def test_a_job_that_is_not_there(server: KubernetesServer, make: Make) -> None:
@@ -137,6 +154,9 @@ def test_a_job_that_would_go_on(server: KubernetesServer, make: Make, made: tupl
 
 
 EVERYTHING = {"operator": "Exists"}
+OURS = {"operator": "Exists", "key": "bitwitness.dev/suspect"}
+CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+"""The taint of a cordon has no value, and a toleration that names no operator means equal."""
 FAIL = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [42]}}]}
 IGNORE = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [160]}}
 BOUND = {
@@ -154,7 +174,13 @@ BOUND = {
     ("made", "what"),
     [
         (_job(_spec(tolerations=[EVERYTHING])), "pods: kept off a cordoned node"),
+        (_job(_spec(tolerations=[CORDON, OURS])), "pods: kept off a cordoned node"),
+        (
+            _job(_spec(tolerations=[{**CORDON, "operator": "Equal", "value": ""}, OURS])),
+            "pods: kept off a cordoned node",
+        ),
         (_job(_spec(nodeName="n1")), "pods: kept off a cordoned node"),
+        (_job(_spec(containers=[{"name": "main"}], hostNetwork=True)), "pods: knows its node"),
         (_job(_spec(nodeSelector={"kubernetes.io/hostname": "n1"})), "pods: kept off a cordoned node"),
         (_jobset(_spec(affinity=BOUND)), "workers: kept off a cordoned node"),
         (_job(_spec(restartPolicy="OnFailure")), "pods: restart elsewhere"),
@@ -180,8 +206,18 @@ def test_a_job_that_would_not_go_on(
 
 def test_what_makes_a_job_go_on(server: KubernetesServer, make: Make) -> None:
     """Tolerating one of two taints, evictions, and a rule before the one that ends the job."""
-    one = {"operator": "Exists", "key": "bitwitness.dev/suspect"}
-    assert {each.outcome for each in found(server, make, _job(_spec(tolerations=[one])))} == {"good"}
+    others = [
+        [OURS],
+        [CORDON],
+        [{**CORDON, "value": "x"}, OURS],
+        [{**CORDON, "effect": "NoExecute"}, OURS],
+        [CORDON, {**OURS, "operator": "Equal"}],
+        [CORDON, {**OURS, "operator": "Equal", "value": "20261129t093015z-4be1d2"}],
+    ]
+    for one in others:
+        assert {each.outcome for each in found(server, make, _job(_spec(tolerations=one)))} == {"good"}, one
+    checks = found(server, make, _job(_spec(tolerations=[CORDON])), taint="")
+    assert [each.what for each in checks if each.outcome == "bad"] == ["pods: kept off a cordoned node"]
     assert {each.outcome for each in found(server, make, _job(_spec(restartPolicy="OnFailure")), evict=True)} == {
         "good"
     }

@@ -44,6 +44,7 @@ from bitwitness.fleet.clusters.kubernetes_api import (
 )
 from bitwitness.fleet.clusters.kubernetes_lease import TICKS, Lease
 from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key
+from bitwitness.topology import UNKNOWN
 
 _SETTINGS = {"kind", "kubeconfig", "context", "timeout", "taint", "evict", "lease", "nodes"}
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
@@ -105,7 +106,9 @@ class KubernetesCluster:
 
     def read(self, node: str) -> tuple[NodeState, Mapping[str, Any]]:
         """The node now, and the very Node that this was read from, on which others write as well; {} where there is none."""
-        found = self.api.find(f"/api/v1/nodes/{valid_node(node)}")
+        found = None
+        if not valid_node(node).startswith(UNKNOWN):
+            found = self.api.find(f"/api/v1/nodes/{node}")
         if found is None:
             return NodeState(node, "absent", self._why_absent(node)), {}
         if kubernetes_reading.text(found, "metadata", "name") != node:
@@ -142,20 +145,22 @@ class KubernetesCluster:
         return {name: text for name, (since, text) in self._misnamed.items() if now - since < _LATELY}
 
     def _why_absent(self, node: str) -> str:
-        """Whether the name is that of a pod: where the job was not told its node, its host's name is the pod's.
+        """Whether the name is that of a pod, which was not told its node: runs put `pod_` before it, which no Node has in its name.
 
         The pod's node of today is not taken in its place: it may run elsewhere than when the incident was.
         """
+        pod = node.removeprefix(UNKNOWN)
         try:
-            pods = list(self.api.all("/api/v1/pods", {"fieldSelector": f"metadata.name={node}"}))
+            pods = list(self.api.all("/api/v1/pods", {"fieldSelector": f"metadata.name={pod}"}))
         except ClusterError:
+            pods = []
+        if not pods and pod == node:
             return ""
-        if not pods:
-            return ""
-        where = kubernetes_reading.text(pods[0], "metadata", "namespace")
+        where = sorted({kubernetes_reading.text(one, "metadata", "namespace") for one in pods})
+        named = f"{pod} is a pod{f' in namespace {where[0]}' if len(where) == 1 else ''}, and no node"
         said = (
-            f"no node, but a pod in namespace {where}, has this name: its job was not told on which node it runs. Set NODE_NAME in "
-            "its pods by fieldRef: {fieldPath: spec.nodeName}; on which node this one was then, nobody can tell"
+            f"{named}: its job was not told where it runs, and where it was then nobody can tell. Set NODE_NAME in its pod template, by "
+            "fieldRef: {fieldPath: spec.nodeName}"
         )
         if len(self._misnamed) < _OBSERVED or node in self._misnamed:
             self._misnamed[node] = (self._ticks(), f"an incident names {node}: {said}")

@@ -64,7 +64,9 @@ def _template(name: str, policy: str, spec: Mapping[str, Any], taint: str, *, ev
             f"remove nodeName, nodeSelector {_HOST} and such affinities",
         )
     elif all(_tolerates(spec, key) for key in keys):
-        yield Check(what, "bad", f"its pods tolerate {' and '.join(keys)}", "name the keys that are to be tolerated")
+        yield Check(
+            what, "bad", f"its pods tolerate {' and '.join(keys)}", "tolerate by name what is needed, and not these"
+        )
     else:
         yield Check(what, "good", f"its pods do not tolerate {' and '.join(keys)}")
     yield _policy(name, policy, evict=evict)
@@ -85,7 +87,7 @@ def _policy(name: str, policy: str, *, evict: bool) -> Check:
 
 
 def _told(name: str, spec: Mapping[str, Any]) -> Check:
-    """Whether the pods are told on which node they run: their host's name is the pod's."""
+    """Whether the pods are told on which node they run: the host's name is not taken for it in a pod, whatever its network."""
     what, containers = f"{name}: knows its node", items(spec, "containers")
     remedy = "env: {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}"
     for each in (env for one in containers for env in items(one, "env")):
@@ -94,8 +96,6 @@ def _told(name: str, spec: Mapping[str, Any]) -> Check:
         if text(each, "valueFrom", "fieldRef", "fieldPath") == "spec.nodeName":
             return Check(what, "good", f"{each.get('name')} is the node's name")
         return Check(what, "bad", f"{each.get('name')} is not taken from spec.nodeName", remedy)
-    if spec.get("hostNetwork") is True:
-        return Check(what, "unknown", "NODE_NAME is not set, and the host's name is taken", remedy)
     return Check(what, "bad", "NODE_NAME is not set: an incident would name the pod, and no node is acted upon", remedy)
 
 
@@ -144,13 +144,23 @@ def _failure_policy(spec: Mapping[str, Any]) -> Check:
 
 
 def _tolerates(spec: Mapping[str, Any], key: str) -> bool:
-    """Whether pods tolerate every NoSchedule taint of this key."""
+    """Whether pods tolerate the taint of this key: every one of it, or the very one of a cordon, which has no value.
+
+    The value of ours is another one with each incident, so none that is named beforehand is equal to it. Who names no operator
+    means `Equal` (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
+    """
     return any(
-        one.get("operator") == "Exists"
-        and one.get("key") in (None, "", key)
-        and one.get("effect") in (None, "", "NoSchedule")
+        one.get("effect") in (None, "", "NoSchedule")
+        and (
+            (one.get("operator") == "Exists" and one.get("key") in (None, "", key))
+            or (one.get("operator") in (None, "", "Equal") and one.get("key") == key and _is_value_equal(one, key))
+        )
         for one in items(spec, "tolerations")
     )
+
+
+def _is_value_equal(toleration: Mapping[str, Any], key: str) -> bool:
+    return key == UNSCHEDULABLE and toleration.get("value") in (None, "")
 
 
 def _is_bound(spec: Mapping[str, Any]) -> bool:

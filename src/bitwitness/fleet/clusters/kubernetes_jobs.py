@@ -163,7 +163,7 @@ def job_state(
         state,
         ": ".join(words)[:400],
         (0 if done else exit_code(pods)) if state == "ended" else None,
-        _restarts(found, inner),
+        _restarts(found, inner) if one.kind in (KINDS["jobset"], KINDS["trainjob"]) else 0,
         nodes=tuple(sorted({name for each in where if (name := text(each, "spec", "nodeName"))})),
         requeueable=state != "ended",
         held=held and state != "ended",
@@ -205,13 +205,6 @@ def _is_suspended(found: Mapping[str, Any]) -> bool:
 
 
 def _restarts(found: Mapping[str, Any], inner: Mapping[str, Any] | None) -> int:
-    """How often it was started again, as far as it tells: a JobSet counts that, the others count pods that failed."""
-    for each in (inner, found):
-        told = part(each, "status").get("restarts")
-        if isinstance(told, int):
-            return told
-    failed = part(found, "status").get("failed")
-    if isinstance(failed, int):
-        return failed
-    replicas = part(found, "status", "replicaStatuses").values()
-    return sum(count for each in replicas if isinstance(count := part(each).get("failed"), int))
+    """How often it was started again, which a JobSet alone counts. Pods that failed are no restarts: the last of them ends the job."""
+    told = part(found if inner is None else inner, "status").get("restarts")
+    return told if isinstance(told, int) else 0
