@@ -23,6 +23,7 @@ from bitwitness.cli.main import cli
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.clusters import FakeCluster
 from bitwitness.fleet.clusters.base import Act, Call, Check, NodeState
+from bitwitness.fleet.controller import Controller
 from bitwitness.fleet.identity import write_condemned
 from bitwitness.fleet.kept import Book
 from bitwitness.fleet.owning import STATE_LOCK, Lock
@@ -198,6 +199,36 @@ def test_what_the_controller_has_done_within_the_hour_counts(place: Place) -> No
     assert "1 nodes were touched within the last hour, of 1" in check.text
     assert "until 2026-11-29T13:00:00" in check.text
     assert check.outcome == "good"
+
+
+@pytest.mark.parametrize("busy", [(), ("acting",)])
+def test_what_only_waits_in_the_state_is_not_carried_out(place: Place, busy: tuple[str, ...]) -> None:
+    """A controller that observes has proposed so much that the hour would be used up before the invented incident's turn."""
+    where = topology(("n1", "n2"), per_node=1)
+    observing = replace(POLICY, act=False)
+    with State(place.state, clock=place.clock) as state:
+        for number, rank in enumerate((0, 1), 1):
+            write(place.folder / "other", number, verdict(where, (rank,)), where)
+        controller = Controller([place.folder / "other"], state, place.cluster, observing)
+        controller.round()
+        controller.close()
+        book = Book(state)
+        assert [one.status for one in book.proposals()] == ["observed", "observed"]
+        with state.change():
+            for kept in book.proposals() if busy else ():
+                act = Act("drain", kept.proposal.node, kept.proposal.incident, "as a test says")
+                key = book.add_intent(
+                    kept.key, act, NodeState(act.node, "in"), [Call(("fake", "drain", act.node))], "o"
+                )
+                book.set_started(key, "o")
+    before = digests(place.state)
+    check = found(place.rehearse(replace(observing, nodes_per_hour=2), node="n3", acts=("drain",)), "decision")
+    assert digests(place.state) == before
+    text = check[STORIES["drain"].name].text
+    if busy:
+        assert "2 nodes were touched within the last hour, of 2" in text, "what was really begun counts"
+    else:
+        assert text.endswith(": drain n3")
 
 
 def test_a_node_is_chosen_that_can_be_acted_upon(place: Place) -> None:

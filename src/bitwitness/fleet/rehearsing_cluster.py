@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.fleet.clusters.base import (
-    TAG,
     Act,
     ActKind,
     Call,
@@ -274,11 +273,3 @@ def about_job(cluster: Cluster, job: str, node: str, policy: FleetPolicy) -> Par
     else:
         checks.append(Check("go on without the node", "unknown", f"{cluster.name} cannot say beforehand"))
     return Part("job", tuple(checks), calls or ())
-
-
-def tagged(act: Act, state: NodeState) -> NodeState:
-    """A node as most clusters show it after an act of ours: out, with our reason; in again after a return."""
-    if act.kind == "clear":
-        return replace(state, service="in", reason="", reason_by="", awaits="")
-    reason = one_line(f"{act.tag}: {act.reason}")
-    return replace(state, service="out", reason=reason, reason_by=TAG)

@@ -20,7 +20,7 @@ from bitwitness.fleet.clock import Clock, stamp
 from bitwitness.fleet.clusters.base import ActKind, Check, Cluster
 from bitwitness.fleet.clusters.rehearsed import Rehearsed
 from bitwitness.fleet.controller import Controller
-from bitwitness.fleet.kept import Kept
+from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.state import NAME, State
@@ -153,6 +153,7 @@ def carry_through(
         reader = lambda _: invented(node, clock.now())  # noqa: E731
     front = Rehearsed(cluster)
     with State(folder, clock=clock) as copy:
+        _close_others(copy)
         run = [folder / "invented-run"]
         controller = Controller(run, copy, front, replace(policy, act=True), read_signals=reader, own=False)
         controller.round()
@@ -161,6 +162,21 @@ def carry_through(
         calls = tuple(one.text for one in copy.history(incident=name) if one.what == "call")
         done = next((one.act.kind for one in book.intents() if one.act.incident == name and one.outcome == "done"), "")
     return Ending(name, mine, calls, done)
+
+
+def _close_others(copy: State) -> None:
+    """What waits in a copy of the state is not what is rehearsed: carried out first, it would use up what may be done in an hour.
+
+    That an act of the real controller was begun and is not settled yet stays so, and counts.
+    """
+    book = Book(copy)
+    begun = {one.proposal for one in book.intents(unsettled=True) if one.started}
+    with copy.change():
+        for kept in book.proposals(pending=True):
+            if kept.key not in begun:
+                book.set_status(kept.key, "expired", "it is not what is rehearsed", final=True)
+        for row in book.requeues():
+            book.set_requeue(row.incident, status="given up", why="it is not what is rehearsed", ended=copy.clock.now())
 
 
 def judge(story: Story, ending: Ending, node: str, policy: FleetPolicy) -> Check:
