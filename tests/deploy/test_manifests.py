@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -266,6 +267,29 @@ def test_what_is_not_named_is_denied(folder: str) -> None:
         assert all(rule.get("ports") for rule in one["spec"].get("egress", ())), "may reach everything"
 
 
+def test_names_are_found_through_a_cache_on_the_node_too() -> None:
+    for folder in INSTALLS:
+        for one in of_kind(rendered(folder), "NetworkPolicy"):
+            dns = [rule for rule in one["spec"].get("egress", ()) if any(each["port"] == 53 for each in rule["ports"])]
+            assert all({"ipBlock": {"cidr": "169.254.20.10/32"}} in rule["to"] for rule in dns)
+
+
+def test_hyperpod_needs_nothing_that_it_does_not_bring() -> None:
+    """Its chart installs NVIDIA's device plugin, and neither the GPU operator's runtime class nor its labels."""
+    made = rendered("overlays/hyperpod-eks")
+    agent = next(pods(the(made, "DaemonSet", "bitwitness-agent")))
+    assert "runtimeClassName" not in agent
+    assert agent["nodeSelector"] == {"sagemaker.amazonaws.com/compute-type": "hyperpod"}
+    with_operator = copy.deepcopy(made)
+    manifests._apply(FOLDER / "components" / "nvidia", with_operator)
+    assert next(pods(the(with_operator, "DaemonSet", "bitwitness-agent")))["runtimeClassName"] == "nvidia"
+    policy = the(made, "NetworkPolicy", "bitwitness-fleet-pod-identity")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= CONTROLLER["spec"]["template"]["metadata"]["labels"].items()
+    (rule,) = policy["egress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 80}]
+    assert [one["ipBlock"]["cidr"] for one in rule["to"]] == ["169.254.170.23/32", "fd00:ec2::23/128"]
+
+
 # Policies -------------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +354,7 @@ GUIDE = (FOLDER.parents[1] / "docs" / "deploying.md").read_text(encoding="utf-8"
 def test_the_guide_names_what_there_is() -> None:
     named = set(re.findall(r"\b(?:overlays|components)/[a-z-]+", GUIDE)) | {"base"}
     there = {str(file.parent.relative_to(FOLDER)) for file in FOLDER.rglob("kustomization.yaml")}
-    assert there - {"components/nvidia"} == named, "what it names is there, and all else is named"
+    assert there == named, "what it names is there, and all else is named"
     files = {file.name for file in (FOLDER / "examples").glob("*.yaml")}
     assert files <= set(re.findall(r"[a-z-]+\.yaml", GUIDE))
 
