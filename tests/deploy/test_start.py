@@ -106,6 +106,14 @@ def test_the_code_is_that_of_the_run_whatever_becomes_of_the_incident(play: Play
     assert play.run(CODE="2", BITWITNESS_FLEET="", SEND="1") == 2
 
 
+@pytest.mark.parametrize("name", ["POD_NAMESPACE", "CREDENTIALS_DIRECTORY"])
+def test_the_code_is_that_of_the_run_whatever_the_pod_is_not_told(play: Play, name: str) -> None:
+    del play.environment[name]
+    assert play.run(CODE="160", FINDS=ID) == 160
+    assert len(play.sent()) == (1 if name == "POD_NAMESPACE" else 0)
+    assert all(parsed(line.split())[1].params["run"] == "train" for line in play.sent())
+
+
 def test_what_is_handed_in_is_a_command_that_our_program_understands(play: Play) -> None:
     assert play.run(CODE="160", FINDS=ID) == 160
     params = parsed(play.sent()[0].split())[1].params
