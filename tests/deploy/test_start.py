@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -76,12 +76,15 @@ class Play:
     @contextmanager
     def started(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         """Runs until it is told to end; the run inside it has begun to wait."""
-        process = subprocess.Popen(self.command, env={**self.environment, "WAITS": "1", **environment})
+        process = subprocess.Popen(
+            self.command, env={**self.environment, "WAITS": "1", **environment}, start_new_session=True
+        )
         try:
             until(lambda: Path(f"{self.log}.waits").exists())
             yield process
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what the script has started
             process.wait()
 
 
