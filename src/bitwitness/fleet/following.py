@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.acting import DAMAGE
-from bitwitness.fleet.clusters.base import Cluster, NodeState
+from bitwitness.fleet.clusters.base import Act, Cluster, NodeState
 from bitwitness.fleet.kept import Book, Intent
 from bitwitness.fleet.watching import Trouble
 
@@ -35,7 +35,7 @@ class Follower:
         recall: tells the cluster what a node was before an act, where it needs to know.
     """
 
-    def __init__(self, book: Book, cluster: Cluster, recall: Callable[[NodeState], None] | None = None) -> None:
+    def __init__(self, book: Book, cluster: Cluster, recall: Callable[[Act, NodeState], None] | None = None) -> None:
         self._book, self._cluster, self._state, self._recall = book, cluster, book.state, recall
         self._looked: float | None = None
         self._busy: dict[int, float] = {}
@@ -60,7 +60,7 @@ class Follower:
         """What is to be said of one: that it is late; "" where it is over, or there is time left."""
         try:
             if self._recall is not None:
-                self._recall(intent.before)
+                self._recall(intent.act, intent.before)
             seen = self._cluster.look(intent.act.node)
         except (ClusterError, OSError, *DAMAGE) as error:
             logger.warning("whether %s is %s cannot be seen: %s", intent.act.node, _DONE[intent.act.kind], error)

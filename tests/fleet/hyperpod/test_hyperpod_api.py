@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,25 @@ def test_all_pages_are_listed(world: World, api: SageMakerApi) -> None:
     world.page = 2
     assert [one.id for one in api.instances()] == [one.id for one in world.now()]
     assert world.count("ListClusterNodes") == 3
+
+
+def test_a_list_without_an_end_is_no_list(world: World, api: SageMakerApi) -> None:
+    world.say = '{"ClusterNodeSummaries": [], "NextToken": "1"}'
+    with pytest.raises(ClusterError, match="the list does not end"):
+        api.instances()
+    assert world.count("ListClusterNodes") == 2
+
+
+@pytest.mark.parametrize("nonsense", ["[]", "null", "3", '{"Successful": 3, "Failed": [4]}', '{"InstanceGroups": [3]}'])
+def test_no_answer_is_so_strange_that_it_is_no_error_of_the_cluster(
+    world: World, api: SageMakerApi, nonsense: str
+) -> None:
+    machine, world.say = world.now()[0].id, nonsense
+    asks: list[Callable[[], object]] = [api.cluster, api.instances, lambda: api.instance(machine)]
+    asks.append(lambda: api.carry_out(replace(machine)))
+    for ask in asks:
+        with suppress(ClusterError):
+            ask()
 
 
 def test_what_is_denied_names_the_action_and_the_cluster(world: World, api: SageMakerApi) -> None:

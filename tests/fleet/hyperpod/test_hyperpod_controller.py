@@ -9,6 +9,7 @@ import pytest
 
 from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clock import stamp
+from bitwitness.fleet.clusters.base import Call
 from bitwitness.fleet.clusters.hyperpod_api import SageMakerApi
 from bitwitness.fleet.clusters.hyperpod_fake import FakeSageMaker
 from bitwitness.fleet.clusters.hyperpod_fake_world import NO_CAPACITY
@@ -70,6 +71,10 @@ def test_a_new_process_knows_for_which_group_it_waits(eks: Pod) -> None:
     eks.begin()  # who was told of no act on it does not guess
     seen = eks.pod.look(eks.node)
     assert (seen.service, seen.awaits) == ("absent", "")
+    eks.world.groups["gpu"] = 5
+    for intent in eks.controller.book.intents():
+        eks.pod.recall(intent.act, intent.before)
+    assert eks.pod.look(eks.node).awaits == "a machine in its place: group gpu has 4 of 5 running"
     assert "group it was is not known, so whether another one has come in its place cannot be told" in seen.raw
 
 
@@ -234,18 +239,110 @@ def test_a_deep_health_check_is_asked_for_once_and_a_pass_returns_nothing(
     pod.end()
 
 
-def test_a_deep_health_check_of_which_nothing_is_ever_seen_is_asked_for_some_times_and_told(
+def checking(folder: Path, fake: FakeSageMaker, api: SageMakerApi) -> Pod:
+    """On Slurm, with deep health checks and no sign of bad memory."""
+    pod = Pod(folder, api, "slurm", deep_health_check=["InstanceStress"])
+    fake.world, pod.signals = pod.world, []
+    return pod
+
+
+def test_a_deep_health_check_of_which_nothing_is_seen_is_asked_for_once_and_told(
     tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi
 ) -> None:
-    pod = Pod(tmp_path, api, "slurm", deep_health_check=["InstanceStress"])
-    fake.world = pod.world
-    pod.signals, pod.world.check_takes = [], timedelta(0)  # it is over before anybody looks
+    pod = checking(tmp_path, fake, api)
+    pod.world.check_takes = timedelta(0)  # it is over before anybody looks
     pod.incident()
-    pod.minutes(29)
-    assert pod.world.count(CHECK) == 3
+    pod.minutes(25)
     assert pod.trail("trouble") == []
-    pod.minutes(30)
-    assert pod.world.count(CHECK) == 3
+    pod.rounds(2, timedelta(minutes=10))
+    assert pod.world.count(CHECK) == 1
     (said,) = pod.trail("trouble")
-    assert f"took 3 requests for a deep health check of {pod.machine}, and nothing shows that one has run" in said
+    assert f"{pod.node} ({pod.machine}), and nothing shows that one has run" in said
     pod.end()
+
+
+def test_a_controller_that_was_down_during_a_check_asks_for_no_second_one(
+    tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi
+) -> None:
+    pod = checking(tmp_path, fake, api)
+    pod.incident()
+    pod.minutes(1)
+    assert pod.world.count(CHECK) == 1
+    pod.clock.move(timedelta(hours=2))
+    pod.begin()
+    pod.minutes(3)
+    assert pod.world.count(CHECK) == 1
+    pod.end()
+
+
+def test_a_node_that_a_person_returns_just_then_is_not_drained_by_a_note(
+    tmp_path: Path, fake: FakeSageMaker, api: SageMakerApi
+) -> None:
+    pod = checking(tmp_path, fake, api)
+    carry_out, calls = pod.pod.carry_out, []
+
+    def carried(call: Call) -> str:
+        said = carry_out(call)
+        calls.append(call.words[1])
+        pod.nodes.take_in(pod.node) if call.words[1] == CHECK else None
+        return said
+
+    setattr(pod.pod, "carry_out", carried)  # noqa: B010
+    pod.incident()
+    pod.minutes(4)
+    assert calls == ["drain", CHECK]
+    assert (pod.nodes.look(pod.node).service, pod.nodes.calls()) == ("in", [("drain", pod.node)])
+    pod.end()
+
+
+@pytest.mark.parametrize("where", ["eks", "slurm"])
+def test_a_machine_that_is_only_rebooted_is_not_taken_for_one_that_is_replaced(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    pod: Pod = request.getfixturevalue(where)
+    pod.world.fail(pod.machine, "InvalidInstanceStatus", 9)
+    pod.incident()
+    pod.minutes(1)
+    pod.world.machines[pod.machine].status = "Pending"  # by HyperPod itself
+    pod.minutes(4)
+    pod.world.machines[pod.machine].status = "Running"
+    pod.minutes(6)
+    assert (pod.statuses(), pod.trail("done")) == ({pod.node: "failed"}, [])
+
+
+def test_what_was_asked_for_is_over_only_with_another_machine(slurm: Pod) -> None:
+    slurm.incident()
+    slurm.minutes(1)
+    assert slurm.statuses() == {slurm.node: "done"}
+    with slurm.world._lock:
+        slurm.world._due.clear()  # SageMaker has given it up
+        slurm.world.machines[slurm.machine].status = "Running"
+    slurm.begin()
+    slurm.rounds(3, timedelta(minutes=20))
+    assert slurm.trail("over") == []
+    assert slurm.pod.look(slurm.node).awaits == f"another machine than {slurm.machine}"
+    slurm.rounds(3, timedelta(minutes=20))
+    assert "has not replaced it within 90 minutes" in slurm.texts()
+
+
+def test_a_machine_of_which_nobody_says_when_it_was_launched_is_not_replaced(slurm: Pod) -> None:
+    told = slurm.world._summary
+    setattr(slurm.world, "_summary", lambda one: {key: part for key, part in told(one).items() if key != "LaunchTime"})  # noqa: B010
+    gone = slurm.world.machines.pop(slurm.machine)  # HyperPod was faster
+    slurm.world._make("gpu", slurm.clock.wall + timedelta(minutes=5), gone.address)
+    slurm.incident()
+    slurm.clock.move(timedelta(minutes=10))
+    slurm.minutes(3)
+    assert slurm.world.done == []
+    assert slurm.world.count(REPLACE) == 0
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["[]", "null", '{"NodeDetails": 3}', '{"NodeDetails": {"InstanceId": "i-1", "LaunchTime": 1e300}}']
+)
+def test_nodes_are_taken_out_whatever_sagemaker_answers(eks: Pod, nonsense: str) -> None:
+    eks.world.say = nonsense
+    eks.incident()
+    eks.minutes(1)
+    assert eks.nodes.calls() == [("drain", eks.node)]
+    assert any("SageMaker cannot be asked about machines" in one for one in eks.trail("trouble"))

@@ -15,6 +15,7 @@ from bitwitness.fleet.clusters.hyperpod_fake import FakeSageMaker
 from bitwitness.fleet.clusters.hyperpod_limits import CHECKS
 from bitwitness.fleet.clusters.hyperpod_words import (
     ACT_ACTIONS,
+    ASKED,
     CHECK_LABEL,
     HEALTH_LABEL,
     MARK,
@@ -71,5 +72,5 @@ def test_the_examples_are_policies(api: SageMakerApi, tmp_path: Path, monkeypatc
 
 
 def test_every_word_of_hyperpods_is_told() -> None:
-    for word in (HEALTH_LABEL, CHECK_LABEL, MARK, MARKED, *PENDING.values(), *CHECKS, *ACT_ACTIONS):
+    for word in (HEALTH_LABEL, CHECK_LABEL, MARK, MARKED, ASKED, *PENDING.values(), *CHECKS, *ACT_ACTIONS):
         assert word in TEXT

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters.base import Act, Cluster, Finishing, Led, Rehearsing, Troubled
+from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Led, Rehearsing, Troubled
 from bitwitness.fleet.clusters.hyperpod import HyperPodCluster, from_settings
 from bitwitness.fleet.clusters.hyperpod_api import SageMakerApi
 from bitwitness.fleet.clusters.hyperpod_fake import FakeSageMaker
 from bitwitness.fleet.clusters.hyperpod_fake_world import World
-from bitwitness.fleet.clusters.hyperpod_words import CHECK_LABEL, HEALTH_LABEL, MARK
+from bitwitness.fleet.clusters.hyperpod_words import ASKED, CHECK_LABEL, HEALTH_LABEL, MARK
 from bitwitness.fleet.clusters.kubernetes import KubernetesCluster
 from bitwitness.fleet.clusters.kubernetes import from_settings as kubernetes_of
 from bitwitness.fleet.clusters.kubernetes_api import KubernetesApi
@@ -106,6 +105,30 @@ def test_by_labels_the_node_itself_says_what_it_waits_for(place: Eks, kind: str,
     assert place.world.count("BatchReplaceClusterNodes") + place.world.count("BatchRebootClusterNodes") == 0
 
 
+def test_a_label_that_we_have_set_is_taken_back_by_a_return_and_no_other(place: Eks) -> None:
+    cluster, back = place.cluster(by="labels"), act("clear", place.node, "")
+    place.do(cluster, act("replace", place.node))
+    calls = cluster.plan(back, cluster.look(place.node))
+    place.do(cluster, back)
+    assert place.server.node(place.node)["metadata"]["labels"] == {HEALTH_LABEL: "Schedulable"}
+    assert ASKED not in place.server.node(place.node)["metadata"]["annotations"]
+    assert cluster.look(place.node).service == "in"
+    assert cluster.plan(back, cluster.look(place.node)) == ()
+    place.do(cluster, act("reboot", place.node, "20991129T120000Z-000001"))
+    place.server.change_node(
+        place.node, lambda node: node["metadata"]["labels"].update({HEALTH_LABEL: "Unschedulable"})
+    )
+    assert "says Unschedulable by now, and is left" in cluster.carry_out(calls[0])  # HyperPod's own word
+    place.do(cluster, back)
+    assert place.server.node(place.node)["metadata"]["labels"] == {HEALTH_LABEL: "Unschedulable"}
+    other = place.cluster(by="labels")
+    place.server.change_node(
+        place.node, lambda node: node["metadata"]["labels"].update({HEALTH_LABEL: "UnschedulablePendingReboot"})
+    )
+    place.server.change_node(place.node, lambda node: node["metadata"]["annotations"].pop(ASKED, None))
+    assert not any(HEALTH_LABEL in str(call) for call in other.plan(back, other.look(place.node)))  # nor somebody's
+
+
 def test_a_label_is_not_set_on_another_node_of_the_same_name(place: Eks) -> None:
     cluster = place.cluster(by="labels")
     calls = cluster.plan(act("replace", place.node), cluster.look(place.node))
@@ -116,102 +139,110 @@ def test_a_label_is_not_set_on_another_node_of_the_same_name(place: Eks) -> None
     assert place.server.node(place.node)["metadata"]["labels"][HEALTH_LABEL] == "Schedulable"
 
 
-def test_a_deep_health_check_is_noted_on_the_node_and_its_result_is_told(place: Eks) -> None:
-    cluster = place.cluster(deep_health_check=["InstanceStress", "InstanceConnectivity"])
-    asked = act("drain", place.node)
-    # A check of long ago, when the machine was new, says nothing about this incident.
-    place.server.change_node(place.node, lambda node: node["metadata"]["labels"].update({CHECK_LABEL: "Passed"}))
-    place.do(cluster, asked)
-    start = cluster.rest(asked, cluster.look(place.node))
-    assert words(start) == ["sagemaker StartClusterHealthCheck"]
-    cluster.carry_out(start[0])
-    assert "ago" in cluster.carry_out(start[0])  # the labels are slow to show it
-    assert place.world.count("StartClusterHealthCheck") == 1
-    mark = cluster.rest(asked, cluster.look(place.node))
-    assert mark[0].body["metadata"]["annotations"] == {MARK: ID}
-    cluster.carry_out(mark[0])
-    assert cluster.rest(asked, cluster.look(place.node)) == ()
-    place.world.machines[place.machine.id].status = "Running"
-    now = cluster.look(place.node)
-    assert (now.service, now.ours) == ("out", True)
-    assert "a pass does not rule out" in cluster.troubles()[f"check:{place.node}"]
-    place.server.uncordon(place.node)
-    cluster.look(place.node)
-    assert cluster.troubles() == {}
-
-
 class Drained:
-    """A node that was drained and whose deep health check was asked for."""
+    """A node that was drained, whose deep health check is what is left."""
 
     def __init__(self, place: Eks, result: str = "Passed") -> None:
         self.place, self.passed, self.asked = place, 0.0, act("drain", place.node)
-        self.cluster = place.cluster(deep_health_check=["InstanceStress"], ticks=lambda: self.passed)
-        self.label(result)
+        self.cluster = self.process()
+        self.label(result)  # of long ago, when the machine was new
         place.do(self.cluster, self.asked)
-        self.ask()
+
+    def process(self) -> HyperPodCluster:
+        return self.place.cluster(deep_health_check=["InstanceStress"], ticks=lambda: self.passed)
 
     def label(self, result: str) -> None:
         self.place.server.change_node(
             self.place.node, lambda node: node["metadata"]["labels"].update({CHECK_LABEL: result})
         )
 
-    def rest(self) -> list[str]:
-        self.place.world.machines[self.place.machine.id].status = "Running"
-        return words(self.cluster.rest(self.asked, self.cluster.look(self.place.node)))
+    def calls(self) -> tuple[Call, ...]:
+        return self.cluster.rest(self.asked, self.cluster.look(self.place.node))
 
-    def ask(self) -> str:
-        (call,) = self.cluster.rest(self.asked, self.cluster.look(self.place.node))
-        return self.cluster.carry_out(call)
+    def finish(self) -> list[str]:
+        return [self.cluster.carry_out(call) for call in self.calls()]
+
+    def ends(self) -> None:
+        self.place.world.machines[self.place.machine.id].status = "Running"
+
+    def told(self) -> str:
+        self.cluster.look(self.place.node)
+        return self.cluster.troubles().get(f"check:{self.place.node}", "")
 
     @property
     def requests(self) -> int:
         return self.place.world.count("StartClusterHealthCheck")
 
 
-START = ["sagemaker StartClusterHealthCheck"]
-
-
-def test_a_check_that_nobody_saw_run_is_known_by_its_result(place: Eks) -> None:
-    one = Drained(place)
-    assert one.rest() == START  # the result that is there is an old one
-    one.label("Failed")
-    assert one.rest() == [f"PATCH /api/v1/nodes/{place.node}"]
-    one.ask()
-    assert one.rest() == []
-    assert "says Failed" in one.cluster.troubles()[f"check:{place.node}"]
-    one.passed = 3600.0  # nobody looks any more
+def test_a_deep_health_check_is_noted_at_once_and_its_result_is_told_for_as_long_as_it_is_seen(place: Eks) -> None:
+    one = Drained(place, "")
+    start, note = one.calls()
+    assert start.words == ("sagemaker", "StartClusterHealthCheck")
+    with pytest.raises(ClusterError, match="not asked for yet") as caught:
+        one.cluster.carry_out(note)  # SageMaker has refused
+    assert caught.value.refused
+    assert one.finish()[0] == "deep health check asked for"
+    assert place.server.node(place.node)["metadata"]["annotations"][MARK] == ID
+    assert one.calls() == ()
+    one.ends()
+    assert one.told() == ""
+    one.label("Passed")
+    assert "a pass does not rule out" in one.told()
+    now = one.cluster.look(place.node)
+    assert (now.service, now.ours) == ("out", True)
+    one.passed += 601.0  # nobody looks any more
     assert one.cluster.troubles() == {}
+    assert one.told()
+    place.server.uncordon(place.node)
+    assert one.told() == ""
     assert one.requests == 1
 
 
-def test_a_check_that_was_seen_to_run_is_not_asked_for_anew_when_it_could_not_be_noted(place: Eks) -> None:
+def test_a_check_is_asked_for_once_though_it_could_not_be_noted(place: Eks) -> None:
     one = Drained(place)
-    one.cluster.look(place.node)  # it runs
-    assert one.rest() == [f"PATCH /api/v1/nodes/{place.node}"]  # and has ended, with the same result
+    start, note = one.calls()
+    one.cluster.carry_out(start)
+    one.ends()
+    one.passed += 3600.0
+    assert "ago" in one.cluster.carry_out(start)
+    one.cluster.look(place.node)
+    one.cluster.carry_out(note)
+    one.cluster = one.process()
+    assert one.calls() == ()
+    assert one.requests == 1
 
 
-def test_a_check_that_never_shows_is_asked_for_three_times_and_anew_after_another_drain(place: Eks) -> None:
+def test_an_old_result_is_not_told_for_a_new_one(place: Eks) -> None:
+    one = Drained(place, "Passed")
+    one.finish()
+    one.ends()
+    assert place.server.node(place.node)["metadata"]["annotations"][MARK] == f"{ID} after Passed"
+    assert one.told() == ""
+    one.passed += 1800.0
+    assert "nothing shows that one has run" in one.told()
+    one.cluster = one.process()  # knows it by the note
+    assert one.told() == ""
+    one.label("Failed")
+    assert "says Failed" in one.told()
+
+
+def test_the_same_result_again_is_told_where_the_check_was_seen_to_run(place: Eks) -> None:
+    one = Drained(place, "Passed")
+    one.finish()
+    assert one.told() == ""
+    one.ends()
+    one.passed += 1800.0
+    assert "says Passed" in one.told()
+
+
+def test_nothing_is_noted_on_a_node_that_was_returned_meanwhile(place: Eks) -> None:
     one = Drained(place)
-    place.world.check_takes = timedelta(0)
-    for number in (2, 3):
-        assert one.rest() == START
-        assert "ago" in one.ask()
-        one.passed += 600.0
-        one.ask() if one.rest() == START else None
-        assert one.requests == number
-    one.passed += 600.0
-    for _ in range(2):
-        assert one.rest() == START
-        with pytest.raises(ClusterError, match=r"took 3 requests .* asked for no more") as caught:
-            one.ask()
-        assert caught.value.refused
-    assert one.requests == 3
+    start, note = one.calls()
+    one.cluster.carry_out(start)
     place.server.uncordon(place.node)
-    one.cluster.look(place.node)  # a person has returned it
-    place.do(one.cluster, act("drain", place.node, "20991129T120001Z-000002"))
-    one.asked = act("drain", place.node, "20991129T120001Z-000002")
-    one.ask()
-    assert one.requests == 4
+    with pytest.raises(ClusterError, match="nothing is noted on it"):
+        one.cluster.carry_out(note)
+    assert MARK not in place.server.node(place.node)["metadata"]["annotations"]
 
 
 def test_another_node_than_the_one_that_was_seen_is_never_meant(place: Eks) -> None:

@@ -10,7 +10,7 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import Call, NodeState
 from bitwitness.fleet.clusters.fake import FakeCluster
 from bitwitness.fleet.clusters.hyperpod_plan import Seen, Way, inner_of, is_patch, landed, plan, rest, together
-from bitwitness.fleet.clusters.hyperpod_words import HEALTH_LABEL, MARK, lacks_capacity
+from bitwitness.fleet.clusters.hyperpod_words import ASKED, HEALTH_LABEL, MARK, lacks_capacity
 from tests.fleet.hyperpod.pod import ID, act
 
 A, B = "i-0123456789abcdef0", "i-0fedcba9876543210"
@@ -20,6 +20,7 @@ SEEN = Seen(A, "gpu", "Running", launched=LONG_AGO, asked=True)
 OURS = NodeState("n1", "out", "DRAINED", f"bitwitness {ID}: x", "bitwitness", "1", "1")
 IN = NodeState("n1", "in", "IDLE", booted="1", instance="1")
 INNER = FakeCluster(["n1"])
+WANTED = "UnschedulablePendingReplacement"
 
 
 def at(inner: NodeState, **seen: object) -> NodeState:
@@ -38,7 +39,7 @@ def test_what_is_put_together_comes_apart_again() -> None:
     [
         ({}, "replace", "no"),
         ({"status": "ShuttingDown"}, "replace", "yes"),
-        ({"status": "Pending"}, "replace", "yes"),
+        ({"status": "Pending"}, "replace", "no"),  # a reboot looks so, too
         ({"status": "NotFound"}, "replace", "yes"),
         ({"instance": B}, "replace", "yes"),
         ({"instance": "", "status": ""}, "replace", "yes"),
@@ -100,6 +101,34 @@ def test_nothing_is_done_to_a_machine_that_came_after_the_incident(kind: str) ->
     assert plan(act("drain", "n1"), at(IN, launched="", instance="", asked=False), INNER, API)  # nobody knows
 
 
+def test_whose_machine_cannot_be_told_is_drained_and_no_more() -> None:
+    unknown = at(IN, launched="")
+    for kind in ("reboot", "replace"):
+        with pytest.raises(ConfigurationError, match="does not say when that was launched"):
+            plan(act(kind, "n1"), unknown, INNER, API)
+        assert plan(act(kind, "n1", ""), unknown, INNER, API)
+        named = replace(at(replace(IN, node=f"hyperpod-{A}"), launched=""))
+        assert plan(act(kind, f"hyperpod-{A}"), named, INNER, API)  # its name says it
+    assert plan(act("drain", "n1"), unknown, INNER, API)
+
+
+@pytest.mark.parametrize(
+    ("made", "left"),
+    [
+        (
+            Call(("scontrol", "update", "node=n1", "State=DRAIN", "reason=x")),
+            ("scontrol", "update", "node=n1", "reason=x"),
+        ),
+        (Call(("POST", "http://h/slurm/v0.0.40/node/n1"), {"state": ["DRAIN"], "reason": "x"}), {"reason": "x"}),
+    ],
+)
+def test_a_note_on_a_slurm_node_leaves_its_state_as_it_is(made: Call, left: object) -> None:
+    inner = FakeCluster(["n1"])
+    setattr(inner, "plan", lambda act, state: (made,))  # noqa: B010
+    note = rest(act("drain", "n1"), at(OURS), inner, Way("pod", checks=("InstanceStress",)))[-1]
+    assert left in (note.words, note.body)
+
+
 def test_what_it_waits_for() -> None:
     assert at(OURS).awaits == ""
     assert at(OURS, status="Pending").awaits == f"{A} is Pending"
@@ -127,7 +156,7 @@ def test_nothing_is_planned_for_what_is_not_ours_or_cannot_be_told() -> None:
 def test_what_is_left_is_left_only_of_what_is_ours() -> None:
     checks = Way("pod", checks=("InstanceStress",))
     drain = act("drain", "n1")
-    assert [call.words[1] for call in rest(drain, at(OURS), INNER, checks)] == ["StartClusterHealthCheck"]
+    assert [call.words[1] for call in rest(drain, at(OURS), INNER, checks)] == ["StartClusterHealthCheck", "drain"]
     for state in (
         at(IN),
         at(replace(OURS, reason="bad fan")),
@@ -140,13 +169,18 @@ def test_what_is_left_is_left_only_of_what_is_ours() -> None:
         assert rest(drain, state, INNER, checks) == ()
     assert rest(replace(drain, back=True), at(OURS, launched=LATER), INNER, checks)
     assert rest(act("replace", "n1"), at(OURS), INNER, checks) == ()
-    assert len(rest(drain, at(OURS, mark="20260101T000000Z-000001"), INNER, checks)) == 1  # that was another incident
+    assert rest(drain, at(OURS, mark=f"{ID} after Passed"), INNER, checks) == ()
+    assert len(rest(drain, at(OURS, mark="20260101T000000Z-000001"), INNER, checks)) == 2  # that was another incident
 
 
 @pytest.mark.parametrize(
     ("body", "ours"),
     [
-        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: "UnschedulablePendingReplacement"}}}, True),
+        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: WANTED}, "annotations": {ASKED: "{}"}}}, True),
+        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: "Schedulable"}, "annotations": {ASKED: None}}}, True),
+        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: "Schedulable"}, "annotations": {ASKED: "{}"}}}, False),
+        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: WANTED}, "annotations": {ASKED: None}}}, False),
+        ({"metadata": {"uid": "u", "labels": {HEALTH_LABEL: WANTED}}}, False),
         ({"metadata": {"uid": "u", "annotations": {MARK: "x"}}}, True),
         ({"metadata": {"uid": "", "labels": {HEALTH_LABEL: "UnschedulablePendingReplacement"}}}, False),
         ({"metadata": {"labels": {HEALTH_LABEL: "UnschedulablePendingReplacement"}}}, False),

@@ -230,7 +230,7 @@ class Led(Protocol):
 class Recalling(Protocol):
     """A cluster that needs to know what a node was to tell whether what was asked for it is over: a new process has never seen it."""
 
-    def recall(self, before: NodeState) -> None:
+    def recall(self, act: Act, before: NodeState) -> None:
         """What a node was before an act that is followed up; asks nobody anything."""
         ...
 

@@ -34,8 +34,9 @@ from bitwitness.fleet.clusters.base import (
 )
 from bitwitness.fleet.clusters.hyperpod_api import NotDone, SageMakerApi
 from bitwitness.fleet.clusters.hyperpod_deep import DeepChecks
-from bitwitness.fleet.clusters.hyperpod_eks import OnKubernetes, labels_of
+from bitwitness.fleet.clusters.hyperpod_eks import OnKubernetes, labels_of, patch
 from bitwitness.fleet.clusters.hyperpod_names import (
+    GOING,
     RESOURCE_CONFIG,
     Instance,
     ResourceConfig,
@@ -46,7 +47,7 @@ from bitwitness.fleet.clusters.hyperpod_names import (
     read_resource_config,
 )
 from bitwitness.fleet.clusters.hyperpod_plan import By, Seen, Way, together
-from bitwitness.fleet.clusters.hyperpod_words import LEAVING, lacks_capacity
+from bitwitness.fleet.clusters.hyperpod_words import lacks_capacity
 
 _BY: dict[str, tuple[By, ...]] = {"eks": ("api", "labels"), "slurm": ("api", "reason")}
 _HANGS, _PAUSE = 5.0, 60.0
@@ -102,6 +103,7 @@ class HyperPodCluster:
         self._deep = DeepChecks(ticks, _FRESH)
         self._machines: dict[str, str] = {}
         self._groups: dict[str, str] = {}
+        self._replacing: dict[str, str] = {}
         self._known: dict[str, tuple[Instance, float]] = {}
         self._roles: dict[str, str] = {}
         self._gone: set[str] = set()
@@ -124,7 +126,7 @@ class HyperPodCluster:
         try:
             found = self._machine(node)
             role = self._role(found.group) if found is not None else ""
-            lost = inner.service == "absent" and bool(named) and (found is None or found.status in LEAVING)
+            lost = inner.service == "absent" and bool(named) and (found is None or found.status in GOING)
             missing = self._missing(named) if lost else ""
         except ClusterError as error:
             now = self._ticks()
@@ -136,7 +138,9 @@ class HyperPodCluster:
             return together(inner, replace(seen, asked=True, why=one_line(str(error), 400)))
         self._trouble = "", 0.0
         if found is not None:
-            return together(inner, replace(seen.of(found), role=role), missing)
+            same = found.id == self._replacing.get(node) and found.status == "Running"
+            other = f"another machine than {found.id}" if same and inner.service in ("out", "draining") else ""
+            return together(inner, replace(seen.of(found), role=role), missing or other)
         if lost and not missing and named in self._groups:
             self._gone.add(node)
         said = _GROUP_UNKNOWN if lost and named not in self._groups else ""
@@ -150,11 +154,13 @@ class HyperPodCluster:
         inner, found = self._kubernetes.read(node)
         return inner, labels_of(found)
 
-    def recall(self, before: NodeState) -> None:
-        """What a node was before an act: a process that began after it had gone has not seen in which group its machine was."""
+    def recall(self, act: Act, before: NodeState) -> None:
+        """What a node was before an act: a process that began after it had gone has not seen which machine that was, of which group."""
         seen = hyperpod_plan.seen_in(before)
         if seen.instance and seen.group:
             self._groups.setdefault(seen.instance, seen.group)
+        if act.kind == "replace" and seen.instance:
+            self._replacing[act.node] = seen.instance
 
     def _named(self, node: str) -> str:
         """The machine that the name of a node says; "" where it says none."""
@@ -258,12 +264,23 @@ class HyperPodCluster:
         if call.words[:1] == ("sagemaker",):
             self._must_lead()
             return self._sagemaker(call)
+        if hyperpod_plan.marks(call):
+            self._check_mark(call)
         if self._kubernetes is not None and hyperpod_plan.is_patch(call):
             self._must_lead()
-            method, path = call.words
-            self._kubernetes.api.ask(method, path, call.body, query={"fieldManager": "bitwitness"})
-            return "done"
+            return patch(self._kubernetes, call)
         return self.inner.carry_out(call)
+
+    def _check_mark(self, call: Call) -> None:
+        """A note of a deep health check is made of one that was asked for, on a node that is still out.
+
+        Raises:
+            ClusterError: it is not to be made.
+        """
+        node = self._deep.node_of(call)
+        now = self.inner.look(node)
+        if now.service not in ("out", "draining") or not now.ours:
+            raise ClusterError(f"{node} is {now.raw or now.service} now: nothing is noted on it", refused=True)
 
     def _sagemaker(self, call: Call) -> str:
         if call.words[1:] == ("ListClusterNodes",):

@@ -6,8 +6,9 @@ that has just come back. Reads are tried twice. Every request has a time-out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +40,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - tested with the base 
 _BOTO: Any = boto3
 """Its types name each of some four hundred services, and none of what these answer."""
 _CONNECT = 10.0
+_PAGES = 1000
+"""Of 100 machines each, after which a list is taken for one without an end."""
 _THROTTLED = frozenset(
     {"ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded", "ThrottledException"}
 )
@@ -175,10 +178,11 @@ class SageMakerApi:
         except (_NotFound, _Invalid):
             # Whether the machine or the cluster is not there, only the list of machines tells for sure.
             return next((one for one in self.instances() if one.id == instance), None)
-        details = said.get("NodeDetails")
-        if not isinstance(details, Mapping):
-            raise ClusterError(f"sagemaker DescribeClusterNode of {instance}: the answer has no NodeDetails")
-        found = instance_of(details)
+        with _understood(f"sagemaker DescribeClusterNode of {instance}"):
+            found = instance_of(said["NodeDetails"])
+        if not found.launched:  # which the list has to tell, and this need not
+            launched = next((one.launched for one in self.instances() if one.id == found.id), "")
+            found = replace(found, launched=launched)
         if found.id != instance:
             raise ClusterError(
                 f"sagemaker DescribeClusterNode of {instance}: the answer is about {found.id or 'nothing'}"
@@ -193,13 +197,19 @@ class SageMakerApi:
         """
         found: list[Instance] = []
         more: dict[str, Any] = {}
-        while True:
+        tokens: set[str] = set()
+        for _ in range(_PAGES):
             said = self._ask(self._reads, "ListClusterNodes", MaxResults=100, **more)
-            found += [instance_of(one) for one in said.get("ClusterNodeSummaries") or ()]
-            token = said.get("NextToken")
-            if not token or token == more.get("NextToken"):
+            with _understood("sagemaker ListClusterNodes"):
+                found += [instance_of(one) for one in said.get("ClusterNodeSummaries") or ()]
+                token = str(said.get("NextToken") or "")
+            if not token:
                 return found
+            if token in tokens:
+                break
+            tokens.add(token)
             more = {"NextToken": token}
+        raise ClusterError(f"sagemaker ListClusterNodes: the list does not end, after {len(found)} machines")
 
     def cluster(self) -> ClusterInfo:
         """The cluster now.
@@ -208,17 +218,18 @@ class SageMakerApi:
             ClusterError: nobody can say now.
         """
         said = self._ask(self._reads, "DescribeCluster")
-        self._arn = str(said.get("ClusterArn") or self._arn)
-        orchestrator = said.get("Orchestrator") or {}
-        groups = tuple(
-            Group(
-                str(one.get("InstanceGroupName") or ""),
-                int(one.get("TargetCount") or 0),
-                int(one.get("CurrentCount") or 0),
-                str((one.get("SlurmConfig") or {}).get("NodeType") or ""),
+        with _understood("sagemaker DescribeCluster"):
+            orchestrator = said.get("Orchestrator") or {}
+            groups = tuple(
+                Group(
+                    str(one.get("InstanceGroupName") or ""),
+                    int(one.get("TargetCount") or 0),
+                    int(one.get("CurrentCount") or 0),
+                    str((one.get("SlurmConfig") or {}).get("NodeType") or ""),
+                )
+                for one in said.get("InstanceGroups") or ()
             )
-            for one in said.get("InstanceGroups") or ()
-        )
+        self._arn = str(said.get("ClusterArn") or self._arn)
         return ClusterInfo(
             self._arn,
             str(said.get("ClusterName") or ""),
@@ -244,7 +255,8 @@ class SageMakerApi:
             self._ask(self._acts, operation, **rest)
             return "deep health check asked for"
         nodes = rest["NodeIds"]
-        answer = limits.batch(lambda some: self._ask(self._acts, operation, NodeIds=some), nodes)
+        with _understood(f"sagemaker {operation}"):
+            answer = limits.batch(lambda some: self._ask(self._acts, operation, NodeIds=some), nodes)
         if answer.failed:
             raise NotDone(operation, answer)
         return f"{operation}: {', '.join(answer.successful)}"
@@ -275,7 +287,8 @@ class SageMakerApi:
             return said
 
         results = self._guarded(SIMULATE, ask).get("EvaluationResults") or ()
-        return {str(one.get("EvalActionName")): str(one.get("EvalDecision")) for one in results}
+        with _understood(SIMULATE):
+            return {str(one.get("EvalActionName")): str(one.get("EvalDecision")) for one in results}
 
     # One request ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +300,7 @@ class SageMakerApi:
         """Ask, and turn whatever botocore raises into an error that says what to do."""
         what = action.replace(":", " ", 1)
         try:
-            return ask()
+            said = ask()
         except ClientError as error:
             raise self._refusal(action, what, error) from error
         except _CREDENTIALS as error:
@@ -307,6 +320,11 @@ class SageMakerApi:
             ) from error
         except (BotoCoreError, OSError, ValueError) as error:
             raise ClusterError(f"{what}: {one_line(str(error), 300) or type(error).__name__}") from error
+        except Exception as error:  # botocore's parsers raise what they stumble over
+            raise ClusterError(f"{what}: the answer is not understood: {one_line(repr(error), 300)}") from error
+        if not isinstance(said, Mapping):
+            raise ClusterError(f"{what}: the answer is not understood: {said!r:.100}")
+        return said
 
     def _refusal(self, action: str, what: str, error: Any) -> ClusterError:
         about = error.response.get("Error") or {}
@@ -328,6 +346,15 @@ class SageMakerApi:
         status = int((error.response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
         said = f"{what} was refused: {code or 'no code'}: {message or 'no reason given'}"
         return ClusterError(said, refused=400 <= status < 500)  # what failed on its side may have been done
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """An answer is read: one that is another one than AWS documents is an error of the cluster's."""
+    try:
+        yield
+    except (AttributeError, TypeError, LookupError, ArithmeticError) as error:
+        raise ClusterError(f"{what}: the answer is not understood: {one_line(repr(error), 300)}") from error
 
 
 class Denied(ClusterError):

@@ -165,7 +165,7 @@ def _handler(fake: FakeSageMaker) -> type[BaseHTTPRequestHandler]:
                 status, answer = error.status, {"__type": error.code, "message": str(error)}
             if kill is not None:
                 os.kill(kill[1], signal.SIGKILL)
-            self._send(status, json.dumps(answer).encode(), "application/x-amz-json-1.1")
+            self._send(status, (world.say or json.dumps(answer)).encode(), "application/x-amz-json-1.1")
 
         def _query(self, form: Mapping[str, list[str]]) -> None:
             world, action = fake.world, form.get("Action", [""])[0]

@@ -101,6 +101,7 @@ class World:
         is_away: whether nothing is answered.
         went, came, rebooted: called with a machine when it is gone, runs, or was booted anew: what a scheduler would notice.
         page: most machines of one answer to ListClusterNodes.
+        say: what is answered to every request in place of an answer, as it is; "" for nothing.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class World:
         self.recovery, self.continuous, self.status = recovery, continuous, "InService"
         self.going, self.coming, self.lag = timedelta(minutes=2), timedelta(minutes=25), timedelta(0)
         self.check_takes = timedelta(hours=1)
+        self.say = ""
         self.same_silicon, self.is_away, self.page = False, False, MOST_NODES * 4
         self.denied: set[str] = set()
         self.machines: dict[str, Machine] = {}

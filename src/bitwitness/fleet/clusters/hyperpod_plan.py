@@ -7,6 +7,7 @@ old. A machine that was launched after the incident is not the one that was blam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -14,8 +15,17 @@ from typing import Any, Literal
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clusters.base import Act, Call, Cluster, Finishing, Foreseeing, Landed, NodeState, valid_node
-from bitwitness.fleet.clusters.hyperpod_names import Instance
-from bitwitness.fleet.clusters.hyperpod_words import CHECKING, HEALTH_LABEL, LEAVING, MARK, MARKED, PENDING
+from bitwitness.fleet.clusters.hyperpod_names import GOING, Instance, instance_in
+from bitwitness.fleet.clusters.hyperpod_words import (
+    ASKED,
+    CHECKING,
+    HEALTH_LABEL,
+    LEAVING,
+    MARK,
+    MARKED,
+    PENDING,
+    RESULTS,
+)
 
 By = Literal["api", "labels", "reason"]
 
@@ -51,8 +61,9 @@ class Seen:
         asked: whether SageMaker has answered.
         why: why no machine could be told; "" where one could, or where there is none.
         health, check: values of HyperPod's labels.
-        mark: because of which incident a deep health check was asked for.
-        ran: whether the one that this process has asked for has shown itself.
+        mark: because of which incident a deep health check was asked for, and which result stood there then.
+        ran: whether this process has seen something of the check that was asked for.
+        asked_for, asked_before: what we have set the label of health to, and what it was before.
         uid: of the Kubernetes node.
         raw, awaits, machine: what the scheduler said, before it was put together with this.
     """
@@ -69,6 +80,8 @@ class Seen:
     check: str = ""
     mark: str = ""
     ran: bool = False
+    asked_for: str = ""
+    asked_before: str = ""
     uid: str = ""
     raw: str = ""
     awaits: str = ""
@@ -172,8 +185,9 @@ def plan(act: Act, state: NodeState, inner: Cluster, way: Way) -> tuple[Call, ..
     before = inner_of(state)
     if act.kind == "drain":
         _check_blame(act, seen_in(state))
-    if act.kind in ("drain", "clear"):
         return inner.plan(act, before)
+    if act.kind == "clear":
+        return (*_take_back(act, state), *inner.plan(act, before))
     if act.kind not in _BATCH:
         raise ConfigurationError(f"HyperPod cannot {act.kind} a node")
     if state.service == "absent":
@@ -182,6 +196,7 @@ def plan(act: Act, state: NodeState, inner: Cluster, way: Way) -> tuple[Call, ..
     if act.kind == "replace" and state.service in _OUT and _is_going(seen):
         return _left(act, before, inner)  # the machine is on its way out already
     _check_blame(act, seen)
+    _check_machine(act, seen)
     if seen.role in ("Controller", "Login"):
         raise ConfigurationError(
             f"{node} is in {seen.group}, a {seen.role} group: HyperPod does not {act.kind} these for us"
@@ -211,10 +226,23 @@ def _ask(act: Act, seen: Seen, way: Way) -> Call:
     """The request itself. A machine that is named by its id is replaced once however often it is asked for; a reboot is not."""
     again = act.kind == "replace"
     if way.by == "labels":
-        body: dict[str, object] = {"metadata": {"uid": seen.uid, "labels": {HEALTH_LABEL: PENDING[act.kind]}}}
+        wanted = PENDING[act.kind]
+        old = seen.asked_before if seen.asked_for and seen.asked_for == seen.health else seen.health
+        notes = {ASKED: json.dumps({"wanted": wanted, "before": old})}
+        meta = {"uid": seen.uid, "labels": {HEALTH_LABEL: wanted}, "annotations": notes}
+        body: dict[str, object] = {"metadata": meta}
         return Call(("PATCH", f"/api/v1/nodes/{act.node}"), body, repeatable=again)
     body = {"ClusterName": way.cluster, "NodeIds": [seen.instance]}
     return Call(("sagemaker", _BATCH[act.kind]), body, repeatable=again)
+
+
+def _take_back(act: Act, state: NodeState) -> tuple[Call, ...]:
+    """A label that we have set, and that still says what we said, would have the machine exchanged under the next job."""
+    seen = seen_in(state)
+    if not seen.asked_for or seen.health != seen.asked_for:
+        return ()
+    meta = {"uid": seen.uid, "labels": {HEALTH_LABEL: seen.asked_before or None}, "annotations": {ASKED: None}}
+    return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), {"metadata": meta}),)
 
 
 def _check_blame(act: Act, seen: Seen) -> None:
@@ -227,6 +255,19 @@ def _check_blame(act: Act, seen: Seen) -> None:
         raise ConfigurationError(
             f"{act.node} is {seen.instance} now, which was launched at {seen.launched}, after the incident {act.incident}: it is "
             "not the machine that was blamed, and nothing is done to it"
+        )
+
+
+def _check_machine(act: Act, seen: Seen) -> None:
+    """A name that says no machine may be that of another one by now.
+
+    Raises:
+        ConfigurationError: whether its machine is the one that was blamed cannot be told.
+    """
+    if act.blamed is not None and seen.instance and not seen.launched and instance_in(act.node) != seen.instance:
+        raise ConfigurationError(
+            f"{act.node} is {seen.instance} now, and SageMaker does not say when that was launched: whether it is the machine that was "
+            f"blamed by incident {act.incident} cannot be told, and it is not to {act.kind}"
         )
 
 
@@ -269,7 +310,7 @@ def landed(act: Act, before: NodeState, now: NodeState, inner: Cluster, way: Way
 
 def _is_going(seen: Seen) -> bool:
     """Whether SageMaker shows that the machine of a node goes, or that there is none."""
-    return seen.asked and not seen.why and (not seen.instance or seen.status in LEAVING)
+    return seen.asked and not seen.why and (not seen.instance or seen.status in GOING)
 
 
 def _is_rebooted(before: str, now: str) -> bool | None:
@@ -294,17 +335,17 @@ def rest(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]
 
 
 def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
-    """The deep health check: it is asked for, and once it is seen that is noted on the node, so that it is asked for once.
+    """The deep health check: it is asked for, and that is noted on the node at once, so that it is asked for once.
 
-    It has no id by which it could be found again, and noting it beforehand would lose it where a process is killed in between. That
-    no job runs on the machine any more is seen to when it is asked for; until then it is what is left to do.
+    It has no id by which it could be found again, and noting it beforehand would lose it where a process is killed in between; it
+    is noted only where it was asked for. That no job runs on the machine any more is seen to then; until then it is what is left to do.
     """
     seen = seen_in(now)
     if not way.checks or is_marked(act, now) or not seen.instance or not seen.group:
         return ()
     if _is_newer(act, seen):
         return ()  # another machine, of which nothing is known
-    if seen.status == CHECKING or seen.check == "InProgress" or seen.ran:
+    if seen.status == CHECKING or seen.check == "InProgress":
         return _mark(act, now, inner)
     if seen.status != "Running" or seen.health in PENDING.values():
         return ()
@@ -314,30 +355,51 @@ def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, .
         "DeepHealthChecks": list(way.checks),
     }
     body: dict[str, object] = {"ClusterName": way.cluster, "DeepHealthCheckConfigurations": [group]}
-    return (Call(("sagemaker", "StartClusterHealthCheck"), body),)
+    return (Call(("sagemaker", "StartClusterHealthCheck"), body), *_mark(act, now, inner))
 
 
 def is_marked(act: Act, now: NodeState) -> bool:
     """Whether the deep health check of a node was asked for because of this incident."""
     seen = seen_in(now)
-    return seen.mark == (act.incident or "by-hand") or MARKED in now.reason
+    return seen.mark.partition(" ")[0] == (act.incident or "by-hand") or MARKED in now.reason
 
 
 def _mark(act: Act, now: NodeState, inner: Cluster) -> tuple[Call, ...]:
-    """An annotation, or on a scheduler that has none the same drain with the words in its reason."""
+    """An annotation, or on a scheduler that has none words in the reason: the call of a drain without the state, which stays as it is."""
     seen = seen_in(now)
     if seen.uid:
-        body = {"metadata": {"uid": seen.uid, "annotations": {MARK: act.incident or "by-hand"}}}
+        was = f" after {seen.check}" if seen.check in RESULTS else ""
+        body = {"metadata": {"uid": seen.uid, "annotations": {MARK: f"{act.incident or 'by-hand'}{was}"}}}
         return (Call(("PATCH", f"/api/v1/nodes/{act.node}"), body),)
     as_if = replace(inner_of(now), service="in", raw="IDLE", reason="", awaits="")
-    return inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
+    drain = inner.plan(replace(act, kind="drain", reason=f"{MARKED} {act.reason}"), as_if)
+    return tuple(
+        replace(
+            call,
+            words=tuple(word for word in call.words if not word.lower().startswith("state=")),
+            body={key: value for key, value in call.body.items() if key != "state"}
+            if isinstance(call.body, Mapping)
+            else call.body,
+        )
+        for call in drain
+    )
+
+
+def marks(call: Call) -> bool:
+    """Whether a call notes on a node that its deep health check was asked for."""
+    if is_patch(call):
+        return MARK in call.body["metadata"].get("annotations", {})
+    return call.words[:1] != ("sagemaker",) and MARKED in str(call)
 
 
 def foreseen(act: Act, state: NodeState, inner: Foreseeing, way: Way) -> NodeState:
     """The node after an act that was carried out whole, by what the scheduler's adapter says of the same."""
     severe = act.kind in _BATCH and way.by != "reason"
     after = inner.foreseen(replace(act, kind="drain") if severe else act, inner_of(state))
-    return together(after, replace(seen_in(state), mark=act.incident or "by-hand"))
+    seen = replace(seen_in(state), mark=act.incident or "by-hand")
+    if act.kind == "clear" and seen.asked_for == seen.health:
+        seen = replace(seen, health=seen.asked_before, asked_for="", asked_before="")
+    return together(after, seen)
 
 
 def is_patch(call: Call) -> bool:
@@ -346,6 +408,9 @@ def is_patch(call: Call) -> bool:
     if call.words[:1] != ("PATCH",) or len(call.words) != 2 or not isinstance(meta, Mapping) or not meta.get("uid"):
         return False
     labels, notes = meta.get("labels"), meta.get("annotations")
-    if set(meta) == {"uid", "labels"} and isinstance(labels, Mapping):
-        return set(labels) == {HEALTH_LABEL} and labels[HEALTH_LABEL] in PENDING.values()
-    return set(meta) == {"uid", "annotations"} and isinstance(notes, Mapping) and set(notes) == {MARK}
+    if not isinstance(notes, Mapping):
+        return False
+    if set(meta) == {"uid", "labels", "annotations"} and isinstance(labels, Mapping):
+        asks = labels.get(HEALTH_LABEL) in PENDING.values()
+        return set(labels) == {HEALTH_LABEL} and set(notes) == {ASKED} and asks is (notes[ASKED] is not None)
+    return set(meta) == {"uid", "annotations"} and set(notes) == {MARK}

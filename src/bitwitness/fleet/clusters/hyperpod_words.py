@@ -24,6 +24,8 @@ PENDING: Final = {"replace": "UnschedulablePendingReplacement", "reboot": "Unsch
 """Values of the health label that ask for something; setting them is a supported way of asking."""
 MARK: Final = "bitwitness.dev/health-check"
 """Annotation of a Kubernetes node: because of which incident its deep health check was asked for."""
+ASKED: Final = "bitwitness.dev/health-status"
+"""Annotation of a Kubernetes node: what we have set the health label to, and what it was before."""
 MARKED: Final = "[deep health check asked for]"
 """The same in the reason of a Slurm node, which has no annotations."""
 
@@ -31,7 +33,7 @@ CHECKING: Final = "DeepHealthCheckInProgress"
 RESULTS: Final = ("Passed", "Failed")
 """Values of the label of a deep health check that has ended."""
 LEAVING: Final = frozenset({"Pending", "ShuttingDown", "NotFound"})
-"""Statuses of a machine that ran before: it is being exchanged."""
+"""Statuses of a machine that ran before: it is being rebooted or exchanged."""
 
 _CAPACITY = ("capacity", "limit exceeded", "resourcelimit", "quota", "instance limit", "reached the limit")
 
