@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,7 +65,12 @@ def hand_in(folder: Path, port: int) -> int:
         "JOB_COMPLETION_INDEX": "0",
     }
     command = ["/bin/sh", str(folder / "start.sh"), "train.py"]
-    return subprocess.run(command, env=environment, check=False, timeout=60).returncode
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return process.wait(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the script has started, and left
 
 
 def test_from_a_job_to_a_cordoned_node(tmp_path: Path) -> None:

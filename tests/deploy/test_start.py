@@ -54,8 +54,8 @@ class Play:
         }
 
     def run(self, **environment: str) -> int:
-        done = subprocess.run(self.command, env={**self.environment, **environment}, check=False, timeout=30)
-        return done.returncode
+        with self._process(**environment) as process:
+            return process.wait(timeout=30)
 
     def lines(self) -> list[str]:
         return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
@@ -76,11 +76,14 @@ class Play:
     @contextmanager
     def started(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         """Runs until it is told to end; the run inside it has begun to wait."""
-        process = subprocess.Popen(
-            self.command, env={**self.environment, "WAITS": "1", **environment}, start_new_session=True
-        )
-        try:
+        with self._process(WAITS="1", **environment) as process:
             until(lambda: Path(f"{self.log}.waits").exists())
+            yield process
+
+    @contextmanager
+    def _process(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        process = subprocess.Popen(self.command, env={**self.environment, **environment}, start_new_session=True)
+        try:
             yield process
         finally:
             with suppress(ProcessLookupError):
