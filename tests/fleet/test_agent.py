@@ -269,6 +269,10 @@ class Heard:
             raise self.away
         self.events += events
 
+    def check(self) -> None:
+        if self.away:
+            raise self.away
+
     @property
     def kinds(self) -> list[str]:
         return ["recovery" if one.healthy else "fault" for one in self.events]
@@ -335,6 +339,9 @@ def test_killed_between_any_two_steps_it_ends_the_same(at: int, tmp_path: Path) 
         def tell(self, *events: HealthEvent) -> None:
             instant()
             heard.tell(*events)
+            instant()
+
+        def check(self) -> None:
             instant()
 
     class File(MemoryFile):
@@ -486,6 +493,7 @@ def test_signals_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> No
 def test_a_probe_finds_what_is_old_absent_or_from_the_future(tmp_path: Path) -> None:
     assert "never seen" in wrong_with_reports(Noted(LOST), 15, NOW)
     assert wrong_with_reports(Noted(Memory(), NOW), 15, NOW + timedelta(seconds=119)) == ""
+    assert wrong_with_reports(Noted(Memory(), NOW, ("may only store",)), 15, NOW) == "may only store"
     assert "121 s ago" in wrong_with_reports(Noted(Memory(), NOW), 15, NOW + timedelta(seconds=121))
     assert wrong_with_reports(Noted(Memory(), NOW), 60, NOW + timedelta(seconds=239)) == ""
     assert "set back" in wrong_with_reports(Noted(Memory(), NOW), 15, NOW - timedelta(minutes=6))

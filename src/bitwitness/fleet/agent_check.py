@@ -16,7 +16,9 @@ _AHEAD = timedelta(minutes=5)
 def wrong_with_reports(noted: Noted, look: float, now: datetime) -> str:
     """Why the reports cannot be relied on; "" where they can."""
     if noted.looked is None:
-        return "the node was never seen"
+        return "the node was never seen, or NVSentinel never reached"
+    if noted.troubles:
+        return "; ".join(noted.troubles)
     return _age("the node was last seen, and NVSentinel told all,", noted.looked, max(_LEAST, 4 * _seconds(look)), now)
 
 

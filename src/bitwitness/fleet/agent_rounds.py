@@ -49,6 +49,10 @@ class Listener(Protocol):
         """Say these events, all or none."""
         ...
 
+    def check(self) -> None:
+        """Whether there is anybody who could be told."""
+        ...
+
 
 class Reporter:
     """Tells NVSentinel of this node.
@@ -96,6 +100,8 @@ class Reporter:
             self._listener.tell(event)
             what = "stored" if event.strategy == "STORE_ONLY" else "acted upon"
             logger.info("%s: NVSentinel was told, to be %s: %s", self._node, what, event.message)
+        else:
+            self._listener.check()  # to find out in the night that nobody listens would be late
         troubles = (next_step.trouble,) if next_step.trouble else ()
         self._noted = Noted(remembered(seen, memory, next_step, now), now, troubles)
         self._save()

@@ -155,6 +155,11 @@ def test_a_process_outlives_what_it_needs_and_ends_by_sigterm(bench: Bench) -> N
 
 def test_once_and_check(bench: Bench) -> None:
     assert "never seen" in bench.ask("--check")[1]
+    bench.connector.stop()  # nobody would hear what there may be to tell
+    code, said = bench.ask("--once")
+    assert (code, "there is no socket" in said) == (1, True)
+    assert "never reached" in bench.ask("--check")[1]
+    bench.connector.start()
     bench.suspect(execute=True)
     code, said = bench.ask("--once", "--strategy", "EXECUTE_REMEDIATION", "--action", "REPLACE_VM")
     assert (code, "NVSentinel was told, to be acted upon" in said) == (0, True)
@@ -165,6 +170,10 @@ def test_once_and_check(bench: Bench) -> None:
         (("GPU_UUID", "GPU-1"),),
     )
     assert {(method, path) for method, path, _ in bench.server.requests} == {("GET", "/api/v1/nodes/n1")}
+    assert bench.ask("--once")[0] == 1  # it may only have stored what NVSentinel is asked to act upon
+    code, said = bench.ask("--check")
+    assert (code, "Start the agent with --strategy" in said) == (1, True)
+    assert bench.ask("--once", "--strategy", "EXECUTE_REMEDIATION")[0] == 0
     bench.server.forbid("get", "nodes")
     code, said = bench.ask("--once")
     assert (code, "what is missing is a rule (ClusterRole" in said) == (1, True)

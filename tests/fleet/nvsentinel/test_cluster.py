@@ -239,11 +239,36 @@ def test_a_return_without_an_agent_is_told_and_can_be_repeated(world: World, clu
         cluster.carry_out(wait)
     now = cluster.look("n0")
     assert (now.ours, now.reason.startswith(DRAIN.tag)) == (True, True)  # by what NVSentinel keeps of our event
+    # A person has returned it, and that is kept: when the agent is back NVSentinel uncordons, and nobody wonders why.
+    assert cluster.landed(CLEAR, now, now) == "yes"
+    assert now.awaits == "NVSentinel, which was told that it is over and has not returned it yet"
     for strategy in ("STORE_ONLY", "EXECUTE_REMEDIATION"):
         assert [call.words[0] for call in world.client(strategy).plan(CLEAR, now)] == [AWAIT]
     world.acts = True
     before = ask(cluster, CLEAR)
     assert cluster.landed(CLEAR, before, cluster.look("n0")) == "yes"
+
+
+def test_what_a_person_cordons_before_nvsentinel_does_is_still_asked_for(
+    world: World, cluster: NVSentinelCluster
+) -> None:
+    world.acts = False
+    before = ask(cluster)
+    world.server.change_node("n0", lambda node: node["spec"].update(unschedulable=True))  # for a maintenance
+    now = cluster.look("n0")
+    assert (now.service, now.ours, cluster.landed(DRAIN, before, now)) == ("out", False, "no")
+    world.server.uncordon("n0")
+    world.acts = True
+    world.work()
+    now = cluster.look("n0")
+    assert (now.service, now.ours, cluster.landed(DRAIN, before, now)) == ("out", True, "yes")
+
+
+def test_a_reason_with_half_a_character_is_told(world: World, cluster: NVSentinelCluster) -> None:
+    ask(cluster, replace(DRAIN, reason="gpu says \udcff broken", devices=("GPU-\udcff1",)))
+    world.work()
+    (event,) = world.connector.taken
+    assert "gpu says   broken" in event.message
 
 
 def test_a_return_before_nvsentinel_has_acted_leaves_it_in(world: World, cluster: NVSentinelCluster) -> None:

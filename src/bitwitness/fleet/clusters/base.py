@@ -27,7 +27,7 @@ TAG = "bitwitness"
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _INCIDENT = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-z]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +328,6 @@ def found_at(incident: str) -> datetime | None:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """A sentence as clusters store it: one line without control characters, cut where it is too long."""
+    """A sentence as clusters store it: one line without control characters or halves of one, cut where it is too long."""
     plain = _CONTROL.sub(" ", text).strip()
     return plain if len(plain) <= limit else plain[: limit - 3] + "..."

@@ -57,6 +57,8 @@ def with_quarantine(state: NodeState, node: Mapping[str, Any]) -> NodeState:
     reason, by = _whose(state, held)
     words = [word for word in state.raw.split(",") if asked(state) is None or not word.startswith("uncordoned by hand")]
     shown = replace(state, reason=reason, reason_by=by, more={**state.more, _MORE: more})
+    if shown.service in _OUT and held.is_ours and asked(shown) is None and annotation_of(shown) is None:
+        shown = replace(shown, awaits=f"{WHO}, which was told that it is over and has not returned it yet")
     return replace(shown, raw=",".join([*words, *_words(shown, held, managed)]))
 
 
@@ -142,11 +144,14 @@ def landed(act: Act, before: NodeState, now: NodeState) -> Landed:
     if now.service in ("absent", "unknown"):
         return "unknown"
     if act.kind == "clear":
-        return "yes" if now.service == "in" and asked(now) is None else "no"
+        # What is ours is taken back; that NVSentinel takes its time to uncordon, `awaits` says.
+        return "yes" if asked(now) is None and (now.service == "in" or quarantine(now).is_ours) else "no"
     if not is_same_machine(before, now):
         return "unknown"
     if now.service in _OUT:
-        return "yes"
+        # What somebody else has cordoned meanwhile is still to be taken out by NVSentinel, as long as that is asked for.
+        waits = asked(now) is not None and not quarantine(now).is_ours
+        return "no" if waits else "yes"
     found = annotation_of(now)  # of a node in service: a person has returned it since
     same = found is not None and found.incident == incident_of(act)
     return "yes" if found is not None and same and (not found.execute or released(now)) else "no"

@@ -66,15 +66,26 @@ class Connector:
             raise ConfigurationError(f"a call needs more than {timeout:g} s")
         self.path, self._timeout = path, timeout
 
+    def check(self) -> None:
+        """Whether there is somebody to be told.
+
+        Raises:
+            ClusterError: there is no socket.
+        """
+        if not Path(self.path).is_socket():
+            raise ClusterError(f"{self._what}: UNAVAILABLE: there is no socket: {_REMEDIES['UNAVAILABLE']}")
+
+    @property
+    def _what(self) -> str:
+        return f"{METHOD.rpartition('/')[2]} at {self.path}"
+
     def tell(self, *events: HealthEvent) -> None:
         """Say these events, all or none.
 
         Raises:
             ClusterError: the platform connector has not taken them; or has, and could not say so in time.
         """
-        what = f"{METHOD.rpartition('/')[2]} at {self.path}"
-        if not Path(self.path).is_socket():
-            raise ClusterError(f"{what}: UNAVAILABLE: there is no socket: {_REMEDIES['UNAVAILABLE']}")
+        self.check()
         with grpc.insecure_channel(f"unix:{self.path}", options=_OPTIONS) as channel:
             call = channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
             try:
@@ -83,4 +94,4 @@ class Connector:
                 code = error.code().name
                 said = one_line(str(error.details() or ""), 300)
                 remedy = _REMEDIES.get(code, "see the log of the platform connector")
-                raise ClusterError(f"{what}: {code}: {said or 'no reason was given'}: {remedy}") from error
+                raise ClusterError(f"{self._what}: {code}: {said or 'no reason was given'}: {remedy}") from error
