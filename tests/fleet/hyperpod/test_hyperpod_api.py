@@ -205,6 +205,9 @@ def test_nobody_listens_or_nobody_answers(api: SageMakerApi) -> None:
         ({"deep_health_check": ["Stress"]}, "no deep health check"),
         ({"timeout": 0}, "number of seconds"),
         ({"region": 3}, "is a text"),
+        ({"endpoint_url": "foo"}, "reads https://HOST"),
+        ({"endpoint_url": "ftp://host"}, "reads https://HOST"),
+        ({"endpoint_url": "http://host:99999"}, "reads https://HOST"),
         ({"cluster_name": "a_b"}, "no name of a HyperPod cluster"),
         ({"cluster_name": "", "resource_config": "/nonexistent/x"}, "which HyperPod cluster"),
         ({"kubernetes": {"taint": ""}}, "is not for orchestrator"),
@@ -216,6 +219,34 @@ def test_nobody_listens_or_nobody_answers(api: SageMakerApi) -> None:
 def test_wrong_settings(api: SageMakerApi, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         from_settings(SETTINGS | settings)
+
+
+def test_no_password_in_an_address(api: SageMakerApi) -> None:
+    with pytest.raises(ConfigurationError, match="has a name or a password in it") as caught:
+        from_settings(SETTINGS | {"endpoint_url": "http://u:geheim@127.0.0.1:1"})
+    assert "geheim" not in str(caught.value)
+
+
+def test_one_that_hangs_is_not_asked_for_a_minute(world: World, api: SageMakerApi) -> None:
+    passed, takes, asked = [0.0], [4.9], [0]
+    machine, find = world.now()[0], api.instances
+    cluster = HyperPodCluster(FakeCluster([machine.slurm]), api, ticks=lambda: passed[0])
+    world.is_away = True
+
+    def slow() -> Any:
+        asked[0] += 1
+        passed[0] += takes[0]
+        return find()
+
+    setattr(api, "instances", slow)  # noqa: B010
+    try:
+        for later, seconds, count in ((0, 4.9, 1), (0, 5.0, 2), (0, 5.0, 2), (59.9, 5.0, 2), (0.2, 5.0, 3)):
+            passed[0] += later
+            takes[0] = seconds
+            cluster.look(machine.slurm)
+            assert asked[0] == count
+    finally:
+        delattr(api, "instances")
 
 
 def test_the_name_of_the_cluster_from_resource_config(api: SageMakerApi, tmp_path: Path) -> None:
@@ -338,7 +369,14 @@ def test_what_would_fail_in_the_night(world: World, api: SageMakerApi) -> None:
     assert (outcome, f"sagemaker:{REPLACE}" in text) == ("unknown", True)
     world.denied, world.status = {"sagemaker:ListClusterNodes"}, "Updating"
     found = checked(cluster, "drain", machine.slurm)
-    assert (found["permission to look"][0], found["HyperPod cluster pod"][0]) == ("bad", "bad")
+    assert (found["permission to look"][0], found["HyperPod cluster pod"][0]) == ("bad", "unknown")
+    world.denied, world.groups["gpu"] = set(), 5  # one short
+    found = checked(cluster, "drain", machine.slurm)
+    assert [what for what, (outcome, _) in found.items() if outcome == "bad"] == []
+    found = checked(cluster, "replace", machine.slurm)
+    assert [what for what, (outcome, _) in found.items() if outcome == "bad"] == ["HyperPod cluster pod", "capacity"]
+    world.is_away = True
+    assert "can be reached from here" in checked(cluster, "drain", machine.slurm)["HyperPod cluster pod"][1]
     assert world.done == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, empty_pb2, message_factory, timestamp_pb2
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import nvsentinel_events, nvsentinel_wire
+from bitwitness.fleet.clusters import nvsentinel_events, nvsentinel_socket, nvsentinel_wire
 from bitwitness.fleet.clusters.nvsentinel_events import (
     ACTIONS,
     Entity,
@@ -274,6 +274,15 @@ def test_a_connector_that_hangs_is_left_after_the_deadline(tmp_path: Path) -> No
         connector.be_slow(0.4)
         with pytest.raises(ClusterError, match="DEADLINE_EXCEEDED"):
             Connector(str(tmp_path / "s"), timeout=0.2).tell(recovery("n1", "i", "STORE_ONLY", NOW))
+        assert connector.calls == 1
+
+
+def test_a_call_is_made_once_where_it_is_refused_for_now(tmp_path: Path) -> None:
+    assert ("grpc.enable_retries", 0) in nvsentinel_socket._OPTIONS  # what may be transparent is no decision of ours
+    with FakePlatformConnector(tmp_path / "s", "n1") as connector:
+        connector.answer("UNAVAILABLE")
+        with pytest.raises(ClusterError, match="UNAVAILABLE"):
+            Connector(str(tmp_path / "s")).tell(recovery("n1", "i", "STORE_ONLY", NOW))
         assert connector.calls == 1
 
 

@@ -131,7 +131,7 @@ class SageMakerApi:
         self.name = limits.cluster_name(name)
         self._arn = arn or (name if name.startswith("arn:") else "")
         self._config: dict[str, Any] = {"connect_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
-        self._where = {"endpoint_url": endpoint_url} if endpoint_url else {}
+        self._where = {"endpoint_url": limits.address(endpoint_url)} if endpoint_url else {}
         try:
             self._session = _BOTO.session.Session(region_name=region or None, profile_name=profile or None)
         except ProfileNotFound as error:

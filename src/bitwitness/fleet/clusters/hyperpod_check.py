@@ -31,7 +31,7 @@ _PYTORCHJOB = "/apis/kubeflow.org/v1/namespaces/{}/pytorchjobs/{}"
 def check(cluster: HyperPodCluster, way: Way, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
     """Everything that an act needs; what the scheduler needs of it is told by its own adapter."""
     found: list[Check] = []
-    info, said = _cluster(cluster.api)
+    info, said = _cluster(cluster.api, act)
     found += [said]
     if info is not None:
         found += _about(info, cluster.orchestrator, way, act)
@@ -57,18 +57,23 @@ def actions_of(way: Way, act: Act, calls: Sequence[Call]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-def _cluster(api: SageMakerApi) -> tuple[ClusterInfo | None, Check]:
+def _cluster(api: SageMakerApi, act: Act) -> tuple[ClusterInfo | None, Check]:
     what = f"HyperPod cluster {api.name}"
     try:
         info = api.cluster()
     except (ClusterError, ConfigurationError) as error:
-        return None, Check(
-            what, "bad", str(error), f"allow sagemaker:DescribeCluster on {api.arn}, or correct the name"
-        )
+        remedy = f"allow sagemaker:DescribeCluster on {api.arn}, or correct the name"
+        asked = getattr(error, "refused", False)
+        return None, Check(what, "bad", str(error), remedy if asked else "see that SageMaker can be reached from here")
     if info.status != "InService":
         text = f"its status is {info.status}: SageMaker refuses to reboot and to replace while it is so"
-        return info, Check(what, "bad", text, "wait until it is InService, or see its FailureMessage")
+        return info, Check(what, _outcome(act), text, "wait until it is InService, or see its FailureMessage")
     return info, Check(what, "good", f"it is InService in {api.region}, {len(info.groups)} instance groups")
+
+
+def _outcome(act: Act) -> Outcome:
+    """What it means that SageMaker does nothing to a machine now: a drain needs nothing of it."""
+    return "bad" if act.kind in ("reboot", "replace") else "unknown"
 
 
 def _about(info: ClusterInfo, orchestrator: str, way: Way, act: Act) -> list[Check]:
@@ -155,8 +160,8 @@ def _machine(state: NodeState, info: ClusterInfo | None, way: Way, act: Act) -> 
         found.append(Check(what, "good", f"{seen.instance} in group {seen.group} is Running"))
     else:
         text = f"{seen.instance} is {seen.status}{f': {seen.message}' if seen.message else ''}"
-        found.append(Check(what, "bad", text, "SageMaker acts on a machine that is Running"))
-    found += _group(seen, info)
+        found.append(Check(what, _outcome(act), text, "SageMaker acts on a machine that is Running"))
+    found += _group(seen, info, act)
     if act.kind == "replace":
         text = "whether the cluster was ever patched by UpdateClusterSoftware is not told, and BatchReplaceClusterNodes needs it"
         found.append(
@@ -174,17 +179,17 @@ def _machine(state: NodeState, info: ClusterInfo | None, way: Way, act: Act) -> 
     return found
 
 
-def _group(seen: Seen, info: ClusterInfo | None) -> list[Check]:
+def _group(seen: Seen, info: ClusterInfo | None, act: Act) -> list[Check]:
     group = next((one for one in info.groups if one.name == seen.group), None) if info is not None else None
     if group is None:
         return []
     found = []
     if group.role in ("Controller", "Login"):
         text = f"{seen.group} is a {group.role} group of Slurm's"
-        found.append(Check("instance group", "bad", text, "it is never replaced by bitwitness"))
+        found.append(Check("instance group", _outcome(act), text, "it is never replaced by bitwitness"))
     if group.current < group.target:
         text = f"group {group.name} has {group.current} of {group.target} machines: HyperPod finds no more now"
-        found.append(Check("capacity", "bad", text, "free or raise the quota, or ask AWS for capacity"))
+        found.append(Check("capacity", _outcome(act), text, "free or raise the quota, or ask AWS for capacity"))
     return found
 
 

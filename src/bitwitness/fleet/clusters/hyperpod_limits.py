@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from bitwitness.errors import ConfigurationError
 
@@ -53,6 +54,26 @@ def cluster_name(text: str) -> str:
         raise ConfigurationError(
             f"{text!r:.120} is no name of a HyperPod cluster (letters, digits and '-', at most 63, or its ARN)"
         )
+    return text
+
+
+def address(text: str) -> str:
+    """Where an API is.
+
+    Raises:
+        ConfigurationError: it can be no address, or a password stands in it.
+    """
+    try:
+        parts = urlsplit(text)
+        told = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, told = urlsplit(""), False
+    if "@" in text:
+        raise ConfigurationError(
+            "cluster.endpoint_url has a name or a password in it: credentials are found as boto3 finds them"
+        )
+    if not told or parts.scheme not in ("http", "https"):
+        raise ConfigurationError(f"cluster.endpoint_url reads https://HOST or http://HOST, not {text!r:.200}")
     return text
 
 
