@@ -242,11 +242,7 @@ def test_pods_leave_when_asked(server: KubernetesServer, make: Make) -> None:
         ("patch", "nodes", 'ClusterRole: apiGroups: [""], resources: [nodes], verbs: [patch]'),
         ("patch", "nodes/status", 'ClusterRole: apiGroups: [""], resources: [nodes/status], verbs: [patch]'),
         ("create", "events", 'Role in namespace default: apiGroups: [""], resources: [events], verbs: [create]'),
-        (
-            "create",
-            "pods/eviction",
-            'Role in namespace ml: apiGroups: [""], resources: [pods/eviction], verbs: [create]',
-        ),
+        ("create", "pods/eviction", 'ClusterRole: apiGroups: [""], resources: [pods/eviction], verbs: [create]'),
     ],
 )
 def test_a_permission_that_is_missing_is_named(

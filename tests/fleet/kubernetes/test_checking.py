@@ -202,9 +202,7 @@ def test_permissions_for_requests() -> None:
     lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
     assert permission_for("PUT", f"{lease}/l") == Permission("update", "leases", "coordination.k8s.io", "ns")
     assert permission_for("GET", "/api/v1/pods") == Permission("list", "pods")
-    assert permission_for("POST", "/api/v1/namespaces/ml/pods/p/eviction") == Permission(
-        "create", "pods/eviction", "", "ml"
-    )
+    assert permission_for("POST", "/api/v1/namespaces/ml/pods/p/eviction") == Permission("create", "pods/eviction")
     assert permission_for("GET", "/else").verb == "get"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import urlencode
 
 from bitwitness.errors import ClusterError, ConfigurationError, MissingExtra
 from bitwitness.fleet.clusters.base import one_line
+from bitwitness.fleet.clusters.kubernetes_deadline import Deadline, bounded
 from bitwitness.fleet.clusters.kubernetes_words import COMPONENT
 
 try:
@@ -34,6 +34,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 """Merges a node's conditions by their type; its taints it replaces as a whole, as a plain merge patch does."""
 _MOST = 256 * 2**20
 _AUTHORIZATION = "authorization"
+_USER = re.compile(r"//[^/]*@")
+"""Name and password in an address."""
 _HEADER = re.compile(r"[\x20-\x7e]{1,65536}")
 _PAGE = 250
 """Objects asked for at once: a node has some 20 kB."""
@@ -89,7 +91,8 @@ def permission_for(method: str, path: str) -> Permission:
         return Permission(_VERBS.get(method, "get"), path)
     group, namespace, resource, name, sub = found.groups()
     verb = _VERBS.get(method) or ("get" if name else "list")
-    return Permission(verb, f"{resource}/{sub}" if sub else resource, group or "", namespace or "")
+    where = "" if sub == "eviction" else namespace or ""  # pods of all namespaces are to go
+    return Permission(verb, f"{resource}/{sub}" if sub else resource, group or "", where)
 
 
 class KubernetesApi:
@@ -105,7 +108,8 @@ class KubernetesApi:
             raise ConfigurationError(f"a request needs more than {timeout:g} s")
         self._client, self._timeout = client, timeout
         self._base = str(client.configuration.host).rstrip("/")
-        self.host = re.sub(r"//[^/]*@", "//", self._base)
+        self.host = _USER.sub("//", self._base)
+        bounded(client.rest_client.pool_manager)
 
     @classmethod
     def load(cls, kubeconfig: str = "", context: str = "", timeout: float = 30.0) -> KubernetesApi:
@@ -127,11 +131,15 @@ class KubernetesApi:
             tells = isinstance(
                 error, kubernetes.config.ConfigException | OSError
             )  # others may quote what is in the file
-            why = one_line(str(error)) if tells else type(error).__name__
-            raise ConfigurationError(f"no configuration for Kubernetes ({where}): {why}") from (
-                error if tells else None
-            )
-        return cls(kubernetes.client.ApiClient(configuration), timeout)
+            why = one_line(_USER.sub("//", str(error))) if tells else type(error).__name__
+            raise ConfigurationError(f"no configuration for Kubernetes ({where}): {why}") from None
+        try:
+            client = kubernetes.client.ApiClient(configuration)
+        except Exception:  # noqa: BLE001 - addresses may hold a password, and errors quote them
+            raise ConfigurationError(
+                "the configuration for Kubernetes names a proxy or files that cannot be used"
+            ) from None
+        return cls(client, timeout)
 
     def find(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """An object; None where there is none of this name.
@@ -188,11 +196,15 @@ class KubernetesApi:
         try:
             status, content = self._exchange(what, method, url, headers, None if body is None else json.dumps(body))
         except urllib3.exceptions.NewConnectionError as error:  # in some versions one of the time-outs
-            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}", refused=True) from error
-        except urllib3.exceptions.TimeoutError as error:
-            raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from error
+            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}", refused=True) from None
+        except urllib3.exceptions.LocationParseError:  # it quotes the address, of a proxy perhaps, with its password
+            raise ClusterError(
+                f"{what}: this is no address of a server, or that of its proxy is none", refused=True
+            ) from None
+        except urllib3.exceptions.TimeoutError:
+            raise ClusterError(f"{what} was not answered within {self._timeout:g} s") from None
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}") from error
+            raise ClusterError(f"{what}: the API server cannot be reached: {_why(error)}") from None
         if token := headers.get(_AUTHORIZATION, "").rpartition(" ")[2]:  # an answer may repeat what it does not like
             content = content.replace(token.encode(), b"[token]")
         try:
@@ -224,30 +236,40 @@ class KubernetesApi:
     def _exchange(
         self, what: str, method: str, url: str, headers: dict[str, str], body: str | None
     ) -> tuple[int, bytes]:
-        end = time.monotonic() + self._timeout
-        answer = self._client.rest_client.pool_manager.request(
-            method,
-            url,
-            body=body,
-            headers=headers,
-            timeout=urllib3.Timeout(connect=min(self._timeout, 10.0), read=self._timeout),
-            retries=False,  # an act must not be repeated by a library
-            redirect=False,
-            preload_content=False,
-        )
-        try:
-            content = bytearray()
-            for piece in answer.stream(2**16):
-                content += piece
-                if time.monotonic() > end:  # urllib3 bounds the wait for each piece only
-                    raise ClusterError(f"{what} was not answered within {self._timeout:g} s")
-                if len(content) > _MOST:
-                    raise ClusterError(f"{what} answered more than {_MOST >> 20} MiB")
-        except BaseException:
-            answer.close()  # what is left of the answer must not be read as the next one
-            raise
-        answer.release_conn()
-        return int(answer.status), bytes(content)
+        with Deadline(self._timeout) as deadline:
+            try:
+                answer = self._client.rest_client.pool_manager.request(
+                    method,
+                    url,
+                    body=body,
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=min(self._timeout, 10.0), read=self._timeout),
+                    retries=False,  # an act must not be repeated by a library
+                    redirect=False,
+                    preload_content=False,
+                )
+                content = _content(answer, what)
+            except (urllib3.exceptions.HTTPError, OSError, ValueError):
+                if not deadline.over:
+                    raise
+            if deadline.over:  # its end cuts what was being read
+                raise ClusterError(f"{what} was not answered within {self._timeout:g} s")
+        return int(answer.status), content
+
+
+def _content(answer: Any, what: str) -> bytes:
+    """The body of an answer."""
+    try:
+        content = bytearray()
+        for piece in answer.stream(2**16):
+            content += piece
+            if len(content) > _MOST:
+                raise ClusterError(f"{what} answered more than {_MOST >> 20} MiB")
+    except BaseException:
+        answer.close()  # what is left of the answer must not be read as the next one
+        raise
+    answer.release_conn()
+    return bytes(content)
 
 
 def in_cluster() -> bool:
@@ -279,4 +301,4 @@ def _refusal(what: str, needs: Permission, status: int, answer: Any) -> ClusterE
 
 def _why(error: BaseException) -> str:
     inner = getattr(error, "reason", None)
-    return one_line(str(inner or error)) or type(error).__name__
+    return one_line(_USER.sub("//", str(inner or error))) or type(error).__name__
