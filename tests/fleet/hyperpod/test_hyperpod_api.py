@@ -109,6 +109,13 @@ def test_a_list_without_an_end_is_no_list(world: World, api: SageMakerApi) -> No
     assert world.count("ListClusterNodes") == 2
 
 
+def test_an_answer_without_a_list_is_not_that_there_is_nothing(world: World, api: SageMakerApi) -> None:
+    for world.say in ("{}", "<html>a proxy</html>"):
+        for ask in (api.instances, api.cluster):
+            with pytest.raises(ClusterError, match="is not understood"):
+                ask()
+
+
 @pytest.mark.parametrize("nonsense", ["[]", "null", "3", '{"Successful": 3, "Failed": [4]}', '{"InstanceGroups": [3]}'])
 def test_no_answer_is_so_strange_that_it_is_no_error_of_the_cluster(
     world: World, api: SageMakerApi, nonsense: str

@@ -201,7 +201,7 @@ class SageMakerApi:
         for _ in range(_PAGES):
             said = self._ask(self._reads, "ListClusterNodes", MaxResults=100, **more)
             with _understood("sagemaker ListClusterNodes"):
-                found += [instance_of(one) for one in said.get("ClusterNodeSummaries") or ()]
+                found += [instance_of(one) for one in said["ClusterNodeSummaries"]]  # {} is no empty list
                 token = str(said.get("NextToken") or "")
             if not token:
                 return found
@@ -219,7 +219,7 @@ class SageMakerApi:
         """
         said = self._ask(self._reads, "DescribeCluster")
         with _understood("sagemaker DescribeCluster"):
-            orchestrator = said.get("Orchestrator") or {}
+            arn, orchestrator = str(said["ClusterArn"]), said.get("Orchestrator") or {}
             groups = tuple(
                 Group(
                     str(one.get("InstanceGroupName") or ""),
@@ -229,7 +229,7 @@ class SageMakerApi:
                 )
                 for one in said.get("InstanceGroups") or ()
             )
-        self._arn = str(said.get("ClusterArn") or self._arn)
+        self._arn = arn
         return ClusterInfo(
             self._arn,
             str(said.get("ClusterName") or ""),
