@@ -258,18 +258,21 @@ def about_job(cluster: Cluster, job: str, node: str, policy: FleetPolicy) -> Par
     checks.append(Check(what, "good", f"it is {now.state} ({now.raw}){where}"))
     ended = replace(now, state="ended", raw=f"{now.raw}, as if it had ended", exit_code=160)
     calls, wrong = guarded("start it again", lambda: cluster.plan_requeue(ended, [node]))
+    tried, untried = guarded(
+        "try to start it again", lambda: cluster.check_job(name) if isinstance(cluster, Rehearsing) else None
+    )
     if wrong is not None:
         checks.append(wrong)
+    elif calls:
+        checks.append(Check("start it again", "good", f"{len(calls)} calls, without {node}"))
     else:
-        planned = (
-            f"{len(calls or ())} calls, without {node}"
-            if calls
-            else "nothing is called: it goes on by itself, or not at all"
-        )
-        checks.append(Check("start it again", "good" if calls else "unknown", planned))
-    if isinstance(cluster, Rehearsing):
-        found, wrong = guarded("try to start it again", lambda: cluster.check_job(name))
-        checks += (wrong,) if wrong is not None else found or ()
-    else:
+        # Where the cluster can say what the job's own policy does, that tells whether it goes on.
+        goes_on = bool(tried) and all(one.outcome == "good" for one in tried or ())
+        planned = "nothing is called: it goes on by itself" + ("" if goes_on else ", or not at all")
+        checks.append(Check("start it again", "good" if goes_on else "unknown", planned))
+    if untried is not None:
+        checks.append(untried)
+    elif tried is None:
         checks.append(Check("go on without the node", "unknown", f"{cluster.name} cannot say beforehand"))
+    checks += tried or ()
     return Part("job", tuple(checks), calls or ())

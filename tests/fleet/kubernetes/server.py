@@ -85,6 +85,7 @@ class KubernetesServer:
         self._rules: list[Rule] | None = None
         self._protected: set[str] = set()
         self._unknown: set[str] = set()
+        self._quarrels: set[str] = set()
         self._before: dict[str, list[Change]] = {"nodes": [], "leases": []}
         self._reading: dict[str, list[Callable[[], None]]] = {}
         self._watch: Callable[[int, str], None] = lambda number, when: None
@@ -266,6 +267,10 @@ class KubernetesServer:
         """It may go."""
         self._protected.discard(pod)
 
+    def quarrel(self, pod: str) -> None:
+        """An eviction of this pod is a conflict about its budget."""
+        self._quarrels.add(pod)
+
     def forget_kind(self, plural: str) -> None:
         """This cluster has no such kind of object."""
         self._unknown.add(plural)
@@ -400,6 +405,8 @@ class KubernetesServer:
         uid = body.get("deleteOptions", {}).get("preconditions", {}).get("uid")
         if uid is not None and uid != pod["metadata"]["uid"]:
             raise kmock.KubernetesError(409, "Conflict", "Precondition failed: UID in precondition differs")
+        if name in self._quarrels:
+            raise kmock.KubernetesError(409, "Conflict", _CONFLICT)
         if name in self._protected:
             text = "Cannot evict pod as it would violate the pod's disruption budget."
             raise kmock.KubernetesError(429, "TooManyRequests", text)

@@ -234,6 +234,42 @@ def test_pods_leave_when_asked(server: KubernetesServer, make: Make) -> None:
     assert (now.service, cluster.rest(DRAIN, now)) == ("out", ())
 
 
+def test_a_conflict_about_a_budget_is_no_pod_that_is_gone(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.add_pod("train-0", "n1")
+    cluster = make(evict=True)
+    do(make(), DRAIN)
+    (evict,) = cluster.rest(DRAIN, cluster.look("n1"))
+    server.quarrel("train-0")
+    with pytest.raises(ClusterError, match="409"):
+        cluster.carry_out(evict)
+    server.change("pods", "ml", "train-0", lambda pod: pod["metadata"].update(uid="another"))
+    assert cluster.carry_out(evict) == "the pod is gone"
+
+
+def test_a_pod_that_is_leaving_is_not_asked_again(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.add_pod("train-0", "n1")
+    cluster = make(evict=True)
+    do(make(), DRAIN)
+    server.change("pods", "ml", "train-0", lambda pod: pod["metadata"].update(deletionTimestamp="2026-11-29T10:00:00Z"))
+    now = cluster.look("n1")
+    assert (now.service, cluster.rest(DRAIN, now)) == ("draining", ())
+
+
+def test_evictions_end_when_a_person_has_returned_the_node(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.add_pod("train-0", "n1")
+    server.add_pod("train-1", "n1")
+    cluster = make(evict=True)
+    do(make(), DRAIN)
+    first, _ = cluster.rest(DRAIN, cluster.look("n1"))
+    cluster.carry_out(first)
+    server.uncordon("n1")
+    assert cluster.rest(DRAIN, cluster.look("n1")) == ()
+    assert server.names("pods") == ["train-1"]
+
+
 @pytest.mark.parametrize(
     ("verb", "resource", "rule"),
     [

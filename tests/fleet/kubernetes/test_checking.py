@@ -86,6 +86,14 @@ def test_what_would_be_refused(server: KubernetesServer, make: Make, verb: str, 
     assert not server.applied
 
 
+def test_the_right_to_evict_is_tried_where_no_pod_runs_too(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.forbid("create", "pods/eviction")
+    found = checked(make(evict=True))
+    assert outcomes(found) == {"permission to create pods/eviction": "bad"}
+    assert "ClusterRole" in found["permission to create pods/eviction"].remedy
+
+
 def test_a_right_that_only_saves_a_request(server: KubernetesServer, make: Make) -> None:
     server.add_node("n1")
     server.forbid("get", "events")

@@ -258,6 +258,47 @@ def test_who_leads_nothing_is_not_hindered(nodes: KubernetesServer, make: Make) 
     nodes.up()
 
 
+def test_a_lease_that_is_not_renewed_says_why(nodes: KubernetesServer, make: Make) -> None:
+    passed = Ticks()
+    one = make(lease=LEASE, ticks=passed)
+    call = one.plan(DRAIN, one.look("n1"))[0]
+    assert one.leader() == ""
+    nodes.forbid("update", "leases")
+    passed.passed += 31.0
+    with pytest.raises(ClusterError):
+        one.leader()
+    with pytest.raises(ClusterError, match=r"was not renewed for 30 s \(.*resources: \[leases\], verbs: \[update\]"):
+        one.carry_out(call)
+
+
+def test_a_renewal_that_takes_long_counts_from_its_beginning(nodes: KubernetesServer, make: Make) -> None:
+    passed = Ticks()
+    one = make(lease=LEASE, ticks=passed)
+    call = one.plan(DRAIN, one.look("n1"))[0]
+
+    def slow() -> None:
+        passed.passed += 31.0
+
+    nodes.while_read("leases", slow)
+    assert one.leader() == ""
+    with pytest.raises(ClusterError, match="was not renewed"):
+        one.carry_out(call)
+    assert one.leader() == ""
+    passed.passed += 11.0
+    nodes.while_read("leases", slow)
+    with pytest.raises(ClusterError, match=r"nobody leads|was not renewed"):
+        one.carry_out(call)
+    assert not cordons(nodes)
+
+
+def test_only_the_own_lease_is_given_up(nodes: KubernetesServer, make: Make) -> None:
+    one = make(lease=LEASE, identity="one")
+    assert one.leader() == ""
+    nodes.change("leases", "bitwitness", "fleet", lambda lease: lease["spec"].update(holderIdentity="other"))
+    one.resign()
+    assert nodes.get("leases", "bitwitness", "fleet")["spec"]["holderIdentity"] == "other"
+
+
 def test_a_lease_that_may_not_be_taken(nodes: KubernetesServer, make: Make) -> None:
     nodes.forbid("create", "leases")
     rule = "Role in namespace bitwitness: apiGroups: ..coordination.k8s.io.., resources: .leases., verbs: .create."

@@ -199,10 +199,24 @@ class KubernetesCluster:
         except Refused as error:
             if (done := _done_already(kind, error)) is not None:
                 return done
+            if kind == "evict" and error.status == CONFLICT and self._is_gone(call):
+                return "the pod is gone"
             if kind == "evict" and error.status == TOO_MANY:
                 raise Refused(f"the pod may not go yet: {error}", error.status, error.reason) from error
             raise
         return "done"
+
+    def _is_gone(self, call: Call) -> bool:
+        """Whether the pod that was to go is not there any more: a conflict may also be one about a budget for disruptions."""
+        meta, wanted = (
+            kubernetes_reading.part(call.body, "metadata"),
+            kubernetes_reading.part(call.body, "deleteOptions"),
+        )
+        query = {"fieldSelector": f"metadata.name={meta.get('name')},metadata.namespace={meta.get('namespace')}"}
+        uid = kubernetes_reading.text(wanted, "preconditions", "uid")
+        return all(
+            kubernetes_reading.text(one, "metadata", "uid") != uid for one in self.api.all("/api/v1/pods", query)
+        )
 
     def _patch(self, call: Call) -> str:
         """Change a node; where somebody else was faster, read it again, and only if it still is as it was for us, once more."""
@@ -249,7 +263,7 @@ class KubernetesCluster:
     def check(self, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
         """Try everything that these calls need, and change nothing."""
         del act  # the calls say it all
-        needed = kubernetes_checks.permissions(calls, self._lease.name if self._lease else "")
+        needed = kubernetes_checks.permissions(calls, self._lease.name if self._lease else "", evict=self._evict)
         lease = (kubernetes_checks.check_lease(self.api, self._lease.path, self._lease.name),) if self._lease else ()
         return (
             kubernetes_checks.check_node(state),
@@ -360,6 +374,6 @@ def _done_already(kind: str, error: Refused) -> str | None:
     """What is said where an answer is an error and means that it is so already."""
     if kind == "event" and error.status == CONFLICT:
         return "it was told before"
-    if kind == "evict" and error.status in (ABSENT, CONFLICT):
+    if kind == "evict" and error.status == ABSENT:
         return "the pod is gone"
     return None

@@ -17,10 +17,11 @@ from bitwitness.fleet.clusters.kubernetes_words import EVENTS
 
 _TOLD = Permission("get", "events", "", EVENTS)
 """With which a look sees whether an Event was made before a kill. Without it the Event is made again, which is refused: no harm."""
+_BAD = 400
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-def permissions(calls: Sequence[Call], lease: str) -> tuple[Permission, ...]:
+def permissions(calls: Sequence[Call], lease: str, *, evict: bool = False) -> tuple[Permission, ...]:
     """All that is needed: to look, to lead, and for the calls."""
     needed = [Permission("get", "nodes"), Permission("list", "nodes"), Permission("list", "pods")]
     if lease:
@@ -28,6 +29,7 @@ def permissions(calls: Sequence[Call], lease: str) -> tuple[Permission, ...]:
         needed += [Permission(verb, "leases", "coordination.k8s.io", namespace) for verb in ("get", "create", "update")]
     needed += [permission_for(call.words[0], call.words[1]) for call in calls]
     needed += [_TOLD] if any(call.words[1].endswith("/events") for call in calls) else []
+    needed += [Permission("create", "pods/eviction")] if evict else []  # also where no pod runs there at this moment
     return tuple(dict.fromkeys(needed))
 
 
@@ -92,6 +94,11 @@ def _try(api: KubernetesApi, call: Call) -> Check:
     except Refused as error:
         if error.status == CONFLICT and error.reason == "AlreadyExists":
             return Check(what, "good", "it is there already")
+        if "dry run" in str(error).lower() and error.status == _BAD:
+            remedy = "its owner declares sideEffects: None or NoneOnDryRun"
+            return Check(
+                what, "unknown", one_line(str(error), 400), remedy
+            )  # a webhook that may do more than it is asked
         if error.status == CONFLICT:
             return Check(what, "unknown", "somebody else changed the node at this moment", "try again")
         return Check(what, "bad", one_line(str(error), 400), _remedy(error))

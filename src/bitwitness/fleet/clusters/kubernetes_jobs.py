@@ -181,9 +181,9 @@ def refuse_requeue(job: JobState) -> None:
     """Say what a person has to do for a job that has ended.
 
     Raises:
-        ConfigurationError: it has ended or is gone.
+        ConfigurationError: it has ended for good or is gone.
     """
-    if job.state in ("ended", "absent"):
+    if job.state == "absent" or (job.state == "ended" and not job.requeueable):
         one = named(job.job)
         raise ConfigurationError(
             f"{one.kind.title} {one.namespace}/{one.name} {_ENDINGS[job.state]}, and Kubernetes starts none a second time: submit it "

@@ -64,6 +64,7 @@ class Lease:
         self.asked = False
         self._renewed: float | None = None
         self._seen: _Seen | None = None
+        self._error = ""
 
     @property
     def path(self) -> str:
@@ -84,6 +85,15 @@ class Lease:
         self.asked = True
         if self._age() < DURATION / 3:
             return ""
+        try:
+            holder = self._take()
+        except ClusterError as error:
+            self._error = str(error)
+            raise
+        self._error = ""
+        return holder
+
+    def _take(self) -> str:
         for _ in range(3):
             began = self._ticks()  # others count from when they have seen it, which is later
             found = self._api.find(self.path)
@@ -110,7 +120,10 @@ class Lease:
         if not self.asked:
             return  # a person's command, which does not lead
         if self._age() >= DURATION:
-            raise ClusterError(f"the lease {self.name} was not renewed for {DURATION} s: nothing is done without it")
+            why = f" ({self._error})" if self._error else ""
+            raise ClusterError(
+                f"the lease {self.name} was not renewed for {DURATION} s{why}: nothing is done without it"
+            )
         holder = self.leader()
         if holder or self._age() >= DURATION:  # the renewal itself may have taken long
             raise ClusterError(f"{holder or 'nobody'} leads on this cluster ({self.name}): nothing is done here")
