@@ -57,6 +57,7 @@ def test_what_is_written(server: KubernetesServer, make: Make) -> None:
         "devices": ["GPU-1"],
         "cordoned": True,
         "execute": False,
+        "taint": SUSPECT,
     }
     shown = condition(server)
     assert (shown["status"], shown["reason"]) == ("True", "CorruptionAttributed")
@@ -388,6 +389,20 @@ def test_no_other_call_is_made(server: KubernetesServer, make: Make, call: Call)
     with pytest.raises(ConfigurationError, match="not a request of this cluster"):
         make().carry_out(call)
     assert not server.requests
+
+
+@pytest.mark.parametrize("after", ["other.example/key", ""])
+def test_a_return_takes_back_the_taint_that_was_written(server: KubernetesServer, make: Make, after: str) -> None:
+    """The settings name another one since; what somebody else has under a key that an annotation names stays."""
+    server.add_node("n1", taints=[GPU])
+    do(make(), DRAIN)
+    assert make(taint=after).look("n1").ours
+    do(make(taint=after), CLEAR)
+    assert server.node("n1")["spec"] == {"unschedulable": False, "taints": [GPU]}
+    said = json.dumps({"incident": ID, "reason": "x", "taint": GPU["key"]})
+    server.change_node("n1", lambda node: node["metadata"]["annotations"].update({SUSPECT: said}))
+    do(make(taint=after), CLEAR)
+    assert server.node("n1")["spec"]["taints"] == [GPU]
 
 
 def test_no_taint_where_none_is_wanted(server: KubernetesServer, make: Make) -> None:

@@ -33,6 +33,7 @@ from bitwitness.fleet.clusters.kubernetes_words import (
     condition,
     event,
     event_name,
+    is_ours,
     label_value,
     message,
     says,
@@ -69,7 +70,8 @@ def calls(act: Act, state: NodeState, *, key: str, evict: bool) -> tuple[Call, .
         return rest(act, state, evict=evict)
     check_uncordoned(act, state)
     check_blame(act, state)
-    new = Suspicion(incident_of(act), act.reason, act.devices, str(state.more.get("time", "")), _is_schedulable(state))
+    time = str(state.more.get("time", ""))
+    new = Suspicion(incident_of(act), act.reason, act.devices, time, _is_schedulable(state), key=key)
     return (_take_out(node, state, new, key), *_show(node, state, new), *(_evictions(state) if evict else ()))
 
 
@@ -202,12 +204,8 @@ def _condition(state: NodeState) -> Mapping[str, Any]:
 
 def _taints(state: NodeState, key: str, incident: str) -> list[dict[str, Any]]:
     """All taints that a node is to have: those of others as they are, and ours where there is an incident."""
-    others = [one for one in state.more.get("taints", ()) if not _is_our_taint(one, key)]
+    others = [one for one in state.more.get("taints", ()) if not is_ours(one, key, annotation_of(state))]
     return [*others, *([taint(key, incident)] if key and incident else [])]
-
-
-def _is_our_taint(one: Mapping[str, Any], key: str) -> bool:
-    return bool(key) and one.get("key") == key and one.get("effect") == "NoSchedule"
 
 
 def _patch(node: str, state: NodeState, meta: dict[str, Any], spec: dict[str, Any]) -> Call:
@@ -272,7 +270,7 @@ def _clear(node: str, state: NodeState, key: str) -> tuple[Call, ...]:
     if state.service in _OUT and not state.ours:
         raise ConfigurationError(f"{node} was taken out by somebody else ({state.reason or 'no reason'}), not by {TAG}")
     made: list[Call] = []
-    tainted = any(_is_our_taint(one, key) for one in state.more.get("taints", ()))
+    tainted = any(is_ours(one, key, found) for one in state.more.get("taints", ()))
     back = _clearance(state)
     if found is not None or tainted or state.more.get("label") or (shown and not _is_noted(state)):
         spec: dict[str, Any] = {"taints": _taints(state, key, "")} if tainted else {}

@@ -16,6 +16,7 @@ from bitwitness.fleet.clusters.kubernetes_words import (
     INCIDENT,
     SUSPECT,
     Suspicion,
+    is_ours,
     suspicion_of,
 )
 
@@ -66,7 +67,7 @@ def node_state(
     name = text(node, "metadata", "name")
     found = suspicion_of(text(node, "metadata", "annotations", SUSPECT))
     cordoned = part(node, "spec").get("unschedulable") is True
-    tainted = bool(taint) and any(one.get("key") == taint for one in items(node, "spec", "taints"))
+    tainted = any(is_ours(one, taint, found) for one in items(node, "spec", "taints"))
     closed = cordoned or (tainted and found is not None and not found.cordoned)
     running = [one for one in pods if text(one, "status", "phase") not in _ENDED]
     work = [one for one in running if _is_work(one)]

@@ -50,6 +50,7 @@ class Suspicion:
         time: when it was written, UTC in ISO 8601.
         cordoned: whether the node was schedulable before, so that returning it makes it so again.
         execute: whether NVSentinel is to act upon it.
+        key: of the taint that was written with it; "" for none, or where that is not noted.
     """
 
     incident: str
@@ -58,6 +59,7 @@ class Suspicion:
     time: str = ""
     cordoned: bool = True
     execute: bool = False
+    key: str = ""
 
     def text(self) -> str:
         """As the annotation holds it."""
@@ -68,6 +70,7 @@ class Suspicion:
             "time": self.time,
             "cordoned": self.cordoned,
             "execute": self.execute,
+            **({"taint": self.key} if self.key else {}),
         }
         return json.dumps(values)
 
@@ -102,6 +105,7 @@ def suspicion_of(text: object) -> Suspicion | None:
         str(found.get("time", "")),
         found.get("cordoned") is not False,
         found.get("execute") is True,
+        str(found.get("taint") or ""),
     )
 
 
@@ -157,6 +161,16 @@ def event_name(node: str, incident: str) -> str:
 def taint(key: str, incident: str) -> dict[str, Any]:
     """The taint that keeps pods away; no `timeAdded`, which Kubernetes sets for `NoExecute` only."""
     return {"key": key, "value": label_value(incident.lower()), "effect": "NoSchedule"}
+
+
+def is_ours(one: Mapping[str, Any], key: str, found: Suspicion | None) -> bool:
+    """Whether a taint is ours: by the key of the settings, or as it was written when the settings named another one."""
+    if one.get("effect") != "NoSchedule":
+        return False
+    written = found is not None and bool(found.key) and one.get("key") == found.key
+    return (bool(key) and one.get("key") == key) or (
+        written and found is not None and one.get("value") == label_value(found.incident.lower())
+    )
 
 
 def message(incident: str, reason: str, devices: tuple[str, ...]) -> str:
