@@ -322,6 +322,20 @@ def test_a_machine_whose_name_and_address_contradict_is_not_guessed(world: World
         assert words(cluster.plan(act("drain", name), state)) == ["fake drain"]
 
 
+def test_when_a_machine_was_launched_the_list_tells_where_the_details_do_not(world: World, api: SageMakerApi) -> None:
+    details, machine = world._node, world.now()[1]
+
+    def without(body: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = details(body)["NodeDetails"]
+        return {"NodeDetails": {key: part for key, part in found.items() if key != "LaunchTime"}}
+
+    setattr(world, "_node", without)  # noqa: B010
+    machine.launched = NOW + timedelta(minutes=5)
+    cluster = HyperPodCluster(FakeCluster([machine.slurm]), api)
+    with pytest.raises(ConfigurationError, match="not the machine that was blamed"):
+        cluster.plan(act("replace", machine.slurm), cluster.look(machine.slurm))
+
+
 def test_an_answer_about_another_machine_is_none(world: World, api: SageMakerApi) -> None:
     one, two, *_ = world.now()
     world.machines[one.id] = two
