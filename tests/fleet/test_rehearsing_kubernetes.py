@@ -74,3 +74,18 @@ def test_an_api_server_that_is_away(server: KubernetesServer, tmp_path: Path) ->
     assert "count the nodes" in bad(found)
     (part,) = [one for one in found.parts if one.name == "state"]
     assert {one.outcome for one in part.checks} == {"good"}
+
+
+def test_a_job_that_goes_on_by_itself_is_good(server: KubernetesServer, tmp_path: Path) -> None:
+    told = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "env": [told]}]}
+    server.add("jobs", "ml", "j", spec={"template": {"spec": pod}, "backoffLimit": 6}, status={"active": 1})
+    server.add_pod("j-0", "n1", labels={"batch.kubernetes.io/job-name": "j"})
+    settings = {"kind": "kubernetes", "kubeconfig": str(server.kubeconfig(tmp_path / "config"))}
+    policy = replace(FleetPolicy(), act=True, owner="hw", cluster_share=0.5, cluster=settings)
+    asked = Asked(policy, lambda: cluster_of(policy, []), tmp_path / "state", job="kubernetes:ml/job/j", limit=30)
+    found = rehearse(asked)
+    (part,) = [one for one in found.parts if one.name == "job"]
+    assert {one.outcome for one in part.checks} == {"good"}, part.to_json()
+    assert found.code == 0
+    assert server.applied == []

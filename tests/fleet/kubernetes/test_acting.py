@@ -182,6 +182,7 @@ def test_a_manual_uncordon_is_honoured(server: KubernetesServer, make: Make) -> 
     now = cluster.look("n1")
     assert (now.service, now.ours, cluster.rest(DRAIN, now)) == ("in", False, ())
     assert now.raw == f"Ready,uncordoned by hand after bitwitness {ID} (its taint is still there)"
+    assert "kubectl taint node n1 bitwitness.dev/suspect:NoSchedule-" in cluster.troubles()["n1"]
     assert cluster.landed(DRAIN, out, now) == "yes", "it was done; that it is undone is a person's will"
     with pytest.raises(ConfigurationError, match="a person has returned it to service: it is left alone"):
         cluster.plan(DRAIN, now)
@@ -189,6 +190,8 @@ def test_a_manual_uncordon_is_honoured(server: KubernetesServer, make: Make) -> 
     assert cluster.plan(other, now), "a new incident is another matter"
     do(cluster, CLEAR)
     assert server.node("n1")["spec"] == {"taints": [GPU]}, "what is left of ours goes"
+    cluster.look("n1")
+    assert cluster.troubles() == {}
 
 
 def test_only_what_we_cordoned_is_uncordoned(server: KubernetesServer, make: Make) -> None:

@@ -43,7 +43,7 @@ from bitwitness.fleet.clusters.kubernetes_api import (
     own_namespace,
 )
 from bitwitness.fleet.clusters.kubernetes_lease import TICKS, Lease
-from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key
+from bitwitness.fleet.clusters.kubernetes_words import COMPONENT, EVENTS, SUSPECT, is_key, is_ours
 from bitwitness.topology import UNKNOWN
 
 _SETTINGS = {"kind", "kubeconfig", "context", "timeout", "taint", "evict", "lease", "nodes"}
@@ -116,10 +116,22 @@ class KubernetesCluster:
         self._misnamed.pop(node, None)
         pods = self.api.all("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})
         state = kubernetes_reading.node_state(found, pods, self._taint, self._now(), evict=self._evict)
+        self._note_left(state)
         event = kubernetes_plan.untold(state)
         if event:
             state = replace(state, more={**state.more, "told": self._is_told(event)})
         return state, found
+
+    def _note_left(self, state: NodeState) -> None:
+        """A node that a person has uncordoned, and that our taint still keeps pods off: it is theirs, but nothing would start there."""
+        old = kubernetes_reading.annotation_of(state)
+        left = [one for one in state.more.get("taints", ()) if is_ours(one, self._taint, old)]
+        if state.service == "in" and left and (len(self._misnamed) < _OBSERVED):
+            text = (
+                f"{state.node} is uncordoned, and takes no pods all the same: our taint is still there. Return it with bitwitness fleet "
+                f"clear, or remove it: kubectl taint node {state.node} {left[0].get('key')}:NoSchedule-"
+            )
+            self._misnamed[state.node] = (self._ticks(), text)
 
     def _is_told(self, event: str) -> bool:
         """Whether an Event is there; one that we may not read is made again, which is refused where it is."""
@@ -140,7 +152,7 @@ class KubernetesCluster:
         return self.api.all("/api/v1/nodes", {"labelSelector": self._nodes} if self._nodes else None)
 
     def troubles(self) -> Mapping[str, str]:
-        """Names of nodes that are names of pods, and were asked for lately."""
+        """Names of nodes that are names of pods, and nodes that only our taint keeps closed, which were asked for lately."""
         now = self._ticks()
         return {name: text for name, (since, text) in self._misnamed.items() if now - since < _LATELY}
 
