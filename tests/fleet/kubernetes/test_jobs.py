@@ -159,6 +159,10 @@ CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 """The taint of a cordon has no value, and a toleration that names no operator means equal."""
 FAIL = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [42]}}]}
 IGNORE = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [160]}}
+OTHERS = {"action": "Ignore", "onExitCodes": {"containerName": "log", "operator": "In", "values": [160]}}
+EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+SIDECAR = {"name": "log", "env": [TOLD]}
+TRAINS = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 8}}}
 BOUND = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -185,6 +189,10 @@ BOUND = {
         (_jobset(_spec(affinity=BOUND)), "workers: kept off a cordoned node"),
         (_job(_spec(restartPolicy="OnFailure")), "pods: restart elsewhere"),
         (_pytorch(_spec(), "OnFailure"), "Worker: restart elsewhere"),
+        (_pytorch(_spec(), "Never"), "Worker: restart elsewhere"),
+        (_job(_spec(), parallelism=5), "restarts left"),
+        (_job(_spec(), podFailurePolicy={"rules": [OTHERS, *FAIL["rules"]]}), "exit code 160"),
+        (_job(_spec(containers=[SIDECAR, TRAINS])), "pods: knows its node"),
         (_job(_spec(containers=[{"name": "main"}])), "pods: knows its node"),
         (
             _job(_spec(containers=[{"name": "main", "env": [{"name": "NODE_NAME", "value": "x"}]}])),
@@ -192,6 +200,7 @@ BOUND = {
         ),
         (_job(_spec(), backoffLimit=0), "restarts left"),
         (_jobset(_spec(), failurePolicy={}), "restarts left"),
+        (_jobset(_spec(), failurePolicy={"maxRestarts": 3, "rules": [{"action": "FailJobSet"}]}), "exit code 160"),
         (_pytorch(_spec(), runPolicy={"backoffLimit": 0}), "restarts left"),
         (_job(_spec(), podFailurePolicy=FAIL), "exit code 160"),
     ],
@@ -225,6 +234,12 @@ def test_what_makes_a_job_go_on(server: KubernetesServer, make: Make) -> None:
     assert {each.outcome for each in found(server, make, _job(_spec(), podFailurePolicy=rules))} == {"good"}
 
 
+def test_an_eviction_that_ends_a_job(server: KubernetesServer, make: Make) -> None:
+    made = _job(_spec(), podFailurePolicy={"rules": [EVICTED]})
+    assert [one.what for one in found(server, make, made, evict=True) if one.outcome == "bad"] == ["exit code 160"]
+    assert {one.outcome for one in found(server, make, made)} == {"good"}
+
+
 def test_a_trainjob_is_judged_by_its_jobset(server: KubernetesServer, make: Make) -> None:
     server.add("trainjobs", "ml", "j", spec={}, status={})
     assert [one.outcome for one in make().check_job("ml/trainjob/j")] == ["unknown"]
@@ -232,4 +247,4 @@ def test_a_trainjob_is_judged_by_its_jobset(server: KubernetesServer, make: Make
     server.add(f"{kind}s", "ml", "j", spec=spec, status={"restarts": 1})
     checks = make().check_job("ml/trainjob/j")
     assert [one.what for one in checks if one.outcome == "bad"] == ["workers: kept off a cordoned node"]
-    assert checks[-1].text == "2 of failurePolicy.maxRestarts 3"
+    assert "2 of failurePolicy.maxRestarts 3" in [one.text for one in checks]
