@@ -28,6 +28,7 @@ from bitwitness.topology import (
     node_name,
     pod_name,
     scheduler_job,
+    unclear_job,
 )
 
 
@@ -372,3 +373,19 @@ def test_names_of_jobs(name: str) -> None:
 )
 def test_what_is_no_name_of_a_job(name: str) -> None:
     assert not is_kubernetes_job(f"kubernetes:lab/job/{name}")
+
+
+@pytest.mark.parametrize(
+    ("said", "namespace", "wrong"),
+    [
+        ("", "ml", ""),
+        ("PyTorchJob/train", "ml", ""),
+        ("train", "ml", "names no job: it is KIND/NAME"),
+        ("pytorchjob/$(JOB_NAME)", "ml", "names no job"),
+        ("PyTorchJobs/train", "ml", "names no job"),
+        ("job/train", "", "names no job, and POD_NAMESPACE"),
+    ],
+)
+def test_a_job_that_is_named_wrongly_is_told(tmp_path: Path, said: str, namespace: str, wrong: str) -> None:
+    found = unclear_job({"BITWITNESS_JOB": said, "POD_NAMESPACE": namespace}, tmp_path / "none")
+    assert (wrong in found) if wrong else found == ""

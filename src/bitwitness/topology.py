@@ -280,6 +280,22 @@ def scheduler_job(environment: Mapping[str, str], namespace: Path = NAMESPACE) -
     return found if is_kubernetes_job(found) else ""
 
 
+def unclear_job(environment: Mapping[str, str], namespace: Path = NAMESPACE) -> str:
+    """What is wrong with BITWITNESS_JOB, in a sentence; "" where it names a job, or is not set."""
+    said = environment.get("BITWITNESS_JOB", "").strip()
+    if not said or scheduler_job(environment, namespace):
+        return ""
+    missing = (
+        ""
+        if _pod_namespace(environment, namespace)
+        else ", and POD_NAMESPACE (downward API: metadata.namespace) is not set"
+    )
+    return (
+        f"BITWITNESS_JOB={said!r:.120} names no job{missing}: it is KIND/NAME, e.g. pytorchjob/train, of {', '.join(_KINDS)}; until it "
+        "does, nobody follows whether the job goes on without a node that was taken out"
+    )
+
+
 def is_kubernetes_job(text: str) -> bool:
     """Whether this is `kubernetes:NAMESPACE/KIND/NAME` of a kind that is known, with names that Kubernetes allows (RFC 1123)."""
     return re.fullmatch(rf"kubernetes:{_LABEL}/({'|'.join(_KINDS)})/{_SUBDOMAIN}", text) is not None

@@ -35,6 +35,7 @@ from bitwitness.topology import (
     node_name,
     pod_name,
     scheduler_job,
+    unclear_job,
 )
 
 logger = logging.getLogger("bitwitness")
@@ -223,6 +224,8 @@ def limits(topology: Topology, policy: Policy, rebuilds: bool, compiled: bool) -
         found.append("replays are off: finite wrong arithmetic in forward and backward is not detected")
     elif not rebuilds:
         found.append("no rebuild_batch: a wrong input is not detected, because the witness is sent the same one")
+    if problem := unclear_job(os.environ):
+        found.append(problem)
     return tuple(found)
 
 

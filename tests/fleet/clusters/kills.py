@@ -76,11 +76,11 @@ class Scene:
         self.__exit__(None, None, None)
         self._begin()
 
-    def incident(self, node: str, kind: str = "drain") -> None:
-        """One that names a node, with signals of such a kind that this act is proposed."""
+    def incident(self, node: str, kind: str = "drain", **more: Any) -> None:
+        """One that names a node, with signals of such a kind that this act is proposed; `more` stands in its record."""
         self.heard = _signals(node, kind, self.clock.now().isoformat())
         found = verdict(self.where, (self.bench.nodes.index(node),))
-        write(self.folder / "run", 1, found, self.where, self.clock.now())
+        write(self.folder / "run", 1, found, self.where, self.clock.now(), **more)
 
     def rounds(self, count: int = 1, apart: float = 40.0) -> None:
         """Some rounds; the world does what it was asked for between them."""

@@ -72,6 +72,8 @@ class KubernetesServer:
     """An API server on a free port of loopback, from `start()` to `stop()`; also a context manager."""
 
     def __init__(self) -> None:
+        self.webhook = ""
+        """Name of a webhook of admission that knows no dry run."""
         self.requests: list[tuple[str, str, Any]] = []
         """Method, path and body of every request, refused ones included, in order."""
         self.applied: list[tuple[str, str]] = []
@@ -318,6 +320,9 @@ class KubernetesServer:
         if method == "GET":
             return self._read(request, plural)
         dry = request.params.get("dryRun") == "All"
+        if dry and self.webhook:
+            text = f'admission webhook "{self.webhook}" does not support dry run'
+            raise kmock.KubernetesError(400, "BadRequest", text)
         with self._lock:
             counted = plural != "leases" and not dry
             if counted:

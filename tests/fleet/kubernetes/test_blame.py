@@ -242,3 +242,21 @@ def test_what_is_left_is_shown_although_others_change_the_node(server: Kubernete
     assert condition(server)["status"] == "True"
     assert cluster.carry_out(status) == "it was so already"
     assert NOW.isoformat().startswith(condition(server)["lastTransitionTime"].removesuffix("Z"))
+
+
+def test_a_device_that_came_back_is_taken_out_again(server: KubernetesServer, make: Make) -> None:
+    """A person has uncordoned the node, and a job has shown that the condemned device is still in it."""
+    server.add_node("n1")
+    cluster = make()
+    do(cluster, DRAIN)
+    server.uncordon("n1")
+    before = cluster.look("n1")
+    with pytest.raises(ConfigurationError, match="left alone"):
+        cluster.plan(DRAIN, before)
+    back = replace(DRAIN, back=True)
+    assert cluster.landed(back, before, before) == "no"
+    for call in cluster.plan(back, before):
+        cluster.carry_out(call)
+    now = cluster.look("n1")
+    assert (now.service, now.ours) == ("out", True)
+    assert cluster.landed(back, before, now) == "yes"

@@ -223,3 +223,15 @@ def test_a_taint_that_kubernetes_adds_itself(server: KubernetesServer, make: Mak
     assert make().look("n1").ours
     server.add_node("n2", taints=[cordon, {"key": "fan.example/bad", "effect": "NoSchedule"}], unschedulable=True)
     assert make().look("n2").reason == "cordoned, taints fan.example/bad=:NoSchedule"
+
+
+def test_a_webhook_without_dry_run_is_no_finding(server: KubernetesServer, make: Make) -> None:
+    server.add_node("n1")
+    server.webhook = "policy.example.org"
+    cluster = make()
+    state = cluster.look("n1")
+    found = cluster.check(DRAIN, state, cluster.plan(DRAIN, state))
+    tried = [one for one in found if one.what.startswith("dry run")]
+    assert {one.outcome for one in tried} == {"unknown"}
+    assert all("policy.example.org" in one.text for one in tried)
+    assert "bad" not in {one.outcome for one in found}

@@ -52,7 +52,7 @@ def check_uncordoned(act: Act, state: NodeState) -> None:
         ConfigurationError: it was taken out for this incident, or after it, and was returned.
     """
     old = suspicion_of(state.more.get("annotation"))
-    if old is None:
+    if old is None or act.back:  # a job has shown that the device is still in it, which the person may not have known
         return
     if old.incident == incident_of(act):
         raise ConfigurationError(
