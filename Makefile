@@ -29,7 +29,7 @@ demo: $(VENV)/.demo  ## train on CPU processes, corrupt one, watch it being caug
 	$(VENV)/bin/bitwitness demo $(ARGS)
 
 test: $(VENV)/.dev  ## all tests
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 rehearse-slurm: $(VENV)/.dev  ## on a real Slurm: corrupt a node of a job, watch it being drained and the job go on
 	$(PY) -m tests.rehearsals.slurm $(ARGS)

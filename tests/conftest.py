@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.slow import SLOW
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Read by torch and its libraries when they are first imported, here and in every process that a test starts. Several
@@ -37,6 +39,12 @@ os.environ["BITWITNESS_TEST_SEED"] = str(SEED)
 def pytest_report_header() -> list[str]:
     """Say what is tested and how to repeat it."""
     return [f"bitwitness: {_origin()}", f"seed: {SEED} (BITWITNESS_TEST_SEED={SEED} repeats it)"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slow files first; within a file, and of all others, the order stays."""
+    order = {name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda one: order.get(one.path.relative_to(ROOT / "tests").as_posix(), len(SLOW)))
 
 
 def pytest_sessionstart() -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import quantiles
 from urllib.parse import urlsplit
 
+from tests.slow import SLOW
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "bitwitness"
 
@@ -179,3 +181,7 @@ def _own_machine() -> dict[str, str]:
                 host = urlsplit(word).hostname
                 names[host or word] = f"a value of pip's setting {key}"
     return names
+
+
+def test_slow_files_are_there() -> None:
+    assert [name for name in SLOW if not (ROOT / "tests" / name).is_file()] == []

@@ -113,8 +113,8 @@ def untold(now: NodeState) -> str:
 def landed(act: Act, before: NodeState, now: NodeState) -> Landed:
     """Whether an act has happened, by what the node shows now.
 
-    A node that carries our annotation for this incident, and did not before, was taken out for it, also where a person has uncordoned it
-    since. Of another machine that has got the name meanwhile nothing can be told: what was drained may have been the one before.
+    A node that carries our annotation for this incident was taken out for it, also where a person has uncordoned it since. Of another
+    machine that has got the name meanwhile nothing can be told: what was drained may have been the one before.
     """
     if now.service in ("absent", "unknown"):
         return "unknown"
@@ -122,8 +122,10 @@ def landed(act: Act, before: NodeState, now: NodeState) -> Landed:
         return "yes" if now.service == "in" else "no"
     if not is_same_machine(before, now):
         return "unknown"
-    found, written = annotation_of(now), now.more.get("annotation") != before.more.get("annotation")
-    if now.service in _OUT or (found is not None and found.incident == incident_of(act) and written):
+    found = annotation_of(now)
+    # Of a device that came back the annotation may be the one of the first time.
+    fresh = not act.back or now.more.get("annotation") != before.more.get("annotation")
+    if now.service in _OUT or (found is not None and found.incident == incident_of(act) and fresh):
         return "yes"
     return "no"
 

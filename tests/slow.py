@@ -1,0 +1,34 @@
+"""Which files of tests take longest, so that they can be started first."""
+
+from __future__ import annotations
+
+SLOW = (
+    "guard/test_faults.py",
+    "guard/test_fault_free.py",
+    "faults/test_injected_jobs.py",
+    "guard/test_workloads.py",
+    "guard/test_recovery.py",
+    "guard/test_failures.py",
+    "cli/test_documentation.py",
+    "faults/test_survey.py",
+    "cli/test_demo.py",
+    "faults/test_runner.py",
+    "guard/test_checkpoints.py",
+    "guard/test_reaction.py",
+    "fleet/test_controller_kills.py",
+    "verdict/test_audit_exhaustive.py",
+    "guard/test_placements.py",
+    "cli/test_demo_ends.py",
+    "guard/test_refusals.py",
+    "supervise/test_kills.py",
+    "faults/test_again.py",
+    "guard/test_files.py",
+    "guard/test_saves_interrupted.py",
+    "faults/test_judged.py",
+    "test_bench.py",
+    "fleet/slurm/test_real.py",
+    "supervise/test_cluster.py",
+    "supervise/test_run_command.py",
+)
+"""Files that take longest, longest first: whichever worker is free takes the next file, and a long one that came last would keep
+all others waiting. A file that is not here is only less well placed."""
