@@ -39,6 +39,7 @@ EXIT_CODES = {
     "RunFilesError": 2,
     "CheckpointError": 2,
     "StorageBusy": 1,
+    "StoreError": 1,
     "ClusterError": 1,
     "MissingExtra": 2,
 }

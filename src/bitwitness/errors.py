@@ -14,6 +14,7 @@ BitwitnessError
   RunFilesError                     a file of a run cannot be read or written
     StorageBusy                     it is not damaged, and cannot be used now: a full disk, a lock, a server that is away
     CheckpointError                 a checkpoint cannot be written, read or trusted
+  StoreError                        the console's database cannot be used, or is not ours
   ClusterError                      a cluster refused, could not be reached, or answered what is not understood
   MissingExtra                      a part of bitwitness that is not installed
 """
@@ -101,6 +102,10 @@ class StorageBusy(RunFilesError):
 
 class CheckpointError(RunFilesError):
     """A checkpoint cannot be written, read or trusted; names it and says why."""
+
+
+class StoreError(BitwitnessError):
+    """The console's database cannot be used: it does not answer, is damaged, of a newer version, or of something else."""
 
 
 class ClusterError(BitwitnessError):

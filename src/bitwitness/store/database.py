@@ -1,0 +1,303 @@
+"""One database for runs and the fleet: opening it, bringing its tables up to date, and transactions that are whole or absent.
+
+SQLite for one machine, PostgreSQL for a fleet; everything above this module is written once for both. A database that was
+made by a newer version, or by something else, is refused by name and never changed: it may be somebody's.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from bitwitness.errors import ConfigurationError, MissingExtra, StoreError
+from bitwitness.store.tables import meta
+
+VERSION_TABLE = "bitwitness_version"
+_SCRIPTS = str(Path(__file__).parent / "migrations")
+_LOCK = 0x6269_7477_6974_6E65
+"""Of PostgreSQL's advisory locks: two processes that open a database at once do not both migrate it."""
+_PATIENCE = 60.0
+"""Seconds that one waits for the lock of another that writes."""
+Result = TypeVar("Result")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class Database:
+    """The console's database; may be used by several threads.
+
+    Args:
+        url: a path, `sqlite:///PATH` or `postgresql://...`.
+        create: make it where it does not exist.
+
+    Raises:
+        ConfigurationError: there is none and none is to be made, or the address is not one of these.
+        MissingExtra: PostgreSQL's driver is not installed.
+        StoreError: it cannot be reached, is damaged, of a newer version, or of something else; nothing was changed.
+    """
+
+    def __init__(self, url: str | Path, *, create: bool = True) -> None:
+        address = _address(str(url))
+        self.name = address.database if address.drivername == "sqlite" else address.render_as_string(hide_password=True)
+        self.dialect = address.get_backend_name()
+        if self.dialect == "sqlite" and not create and not Path(str(address.database)).exists():
+            raise ConfigurationError(
+                f"there is no database {self.name}: make one by `bitwitness store import --db ...`"
+            )
+        self._open(_sqlite(address) if self.dialect == "sqlite" else _postgresql(address))
+
+    @classmethod
+    def memory(cls) -> Self:
+        """One that is gone when it is closed, for one thread: a report needs no file."""
+        made = cls.__new__(cls)
+        made.name, made.dialect = "memory", "sqlite"
+        made._open(_listening(sa.create_engine("sqlite://", poolclass=StaticPool, hide_parameters=True), wal=False))
+        return made
+
+    def _open(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self._writing = engine.execution_options(writing=True)
+        try:
+            with _named(self.name):
+                self._migrate()
+        except BaseException:
+            engine.dispose()
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A connection for reading: everything that is read within is of one moment.
+
+        Raises:
+            StoreError: the database does not answer, or is damaged.
+        """
+        with _named(self.name), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A connection for writing: one transaction, whole or absent. SQLite has one writer at a time, so this waits for it.
+
+        Raises:
+            StoreError: nothing could be written, e.g. because the disk is full or somebody else writes for a minute.
+        """
+        with _named(self.name), self._writing.connect() as connection:
+            transaction = _begin(connection)
+            with transaction:
+                yield connection
+
+    def change(self, task: Callable[[sa.Connection], Result], *, tries: int = 5) -> Result:
+        """Do something in one transaction; again, where PostgreSQL gave that of another process precedence (a deadlock).
+
+        Raises:
+            StoreError: as `write`.
+        """
+        for _ in range(tries - 1):
+            try:
+                with self.write() as connection:
+                    return task(connection)
+            except StoreError as error:
+                cause = error.__cause__
+                if not isinstance(cause, DBAPIError) or getattr(cause.orig, "sqlstate", "") not in ("40P01", "40001"):
+                    raise
+        with self.write() as connection:
+            return task(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _migrate(self) -> None:
+        """Up to the newest step, in one transaction: a kill on the way leaves what was there."""
+        script = ScriptDirectory.from_config(_config())
+        with self.engine.connect() as connection:
+            if self._version(connection, script) == script.get_current_head():
+                return
+        with self._writing.connect() as connection, _begin(connection):
+            if self.dialect == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            if self._version(connection, script) != script.get_current_head():
+                config = _config()
+                config.attributes.update(connection=connection, version_table=VERSION_TABLE)
+                command.upgrade(config, "head")
+                upsert(connection, meta, [{"name": "change", "number": 0}], update=())
+
+    def _version(self, connection: sa.Connection, script: ScriptDirectory) -> str | None:
+        tables = set(sa.inspect(connection).get_table_names())
+        if VERSION_TABLE not in tables:
+            foreign = sorted(tables)[:3]
+            if foreign:
+                raise StoreError(
+                    f"{self.name} is a database of something else (it has tables {', '.join(map(repr, foreign))}): "
+                    "nothing was changed; give another --db"
+                )
+            return None
+        found = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        known = {one.revision for one in script.walk_revisions()}
+        if found is not None and found not in known:
+            raise StoreError(
+                f"{self.name} has version {found!r:.40}, this bitwitness knows up to {script.get_current_head()}: "
+                "nothing was changed; use the version that made it, or a newer one"
+            )
+        return found
+
+
+def upsert(
+    connection: sa.Connection,
+    table: sa.Table,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    keys: Sequence[str] = (),
+    update: Sequence[str] | None = None,
+) -> int:
+    """Insert rows; where one is there already, set these columns of it. How many rows were inserted or set, where that is known.
+
+    Args:
+        connection: of `Database.write`.
+        table: where.
+        rows: all with the same columns.
+        keys: columns of the unique key; those of the primary key if none.
+        update: columns to set; all but the key if None; none of them leaves what is there.
+    """
+    if not rows:
+        return 0
+    keys = tuple(keys) or tuple(column.name for column in table.primary_key)
+    chosen = [name for name in rows[0] if name not in keys] if update is None else list(update)
+    insert: Any = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    if chosen:
+        insert = insert.on_conflict_do_update(
+            index_elements=list(keys), set_={name: insert.excluded[name] for name in chosen}
+        )
+    else:
+        insert = insert.on_conflict_do_nothing(index_elements=list(keys))
+    return max(0, connection.execute(insert, list(rows)).rowcount)
+
+
+def changed(connection: sa.Connection) -> None:
+    """Say, in the transaction of a change, that something has changed: pages that are open look again."""
+    connection.execute(sa.update(meta).where(meta.c.name == "change").values(number=meta.c.number + 1))
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", _SCRIPTS.replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _address(text: str) -> sa.URL:
+    """Where a database is. An error never shows the address as a whole: there may be a password in it."""
+    if not _SCHEME.match(text):
+        return sa.URL.create("sqlite", database=str(Path(text).absolute()))
+    try:
+        address = sa.make_url(text)
+    except (SQLAlchemyError, ValueError):
+        raise ConfigurationError(
+            "that is no address of a database: it is a path, sqlite:///PATH or postgresql://..."
+        ) from None
+    kind = address.get_backend_name().replace("postgres", "postgresql").replace("postgresqlql", "postgresql")
+    if kind == "postgresql":
+        if find_spec("psycopg") is None:
+            raise MissingExtra("PostgreSQL needs its driver: pip install 'bitwitness[postgresql]'")
+        return address.set(drivername="postgresql+psycopg")
+    if kind != "sqlite":
+        raise ConfigurationError(
+            f"{kind!r:.40} is no kind of database: it is a path, sqlite:///PATH or postgresql://..."
+        )
+    if not address.database or address.database == ":memory:":
+        raise ConfigurationError(
+            "an address of SQLite names a file: sqlite:///PATH, with a fourth / for an absolute one"
+        )
+    return sa.URL.create("sqlite", database=str(Path(address.database).absolute()))
+
+
+def _sqlite(address: sa.URL) -> sa.Engine:
+    path = Path(str(address.database))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path.parent} cannot be made ({error.strerror or error}): give another --db") from error
+    return _listening(sa.create_engine(address, connect_args={"timeout": _PATIENCE}, hide_parameters=True), wal=True)
+
+
+def _postgresql(address: sa.URL) -> sa.Engine:
+    return sa.create_engine(
+        address,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        isolation_level="READ COMMITTED",
+        connect_args={"connect_timeout": 10, "application_name": "bitwitness"},
+    )
+
+
+def _listening(engine: sa.Engine, *, wal: bool) -> sa.Engine:
+    """Transactions of SQLite by our own word: its driver would begin them late, and a writer could then be refused midway."""
+
+    @sa.event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA cache_size=-32000")
+        if wal:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(
+                "PRAGMA synchronous=NORMAL"
+            )  # a loss of power may take the last import: it is done again
+
+    @sa.event.listens_for(engine, "begin")
+    def _begun(connection: sa.Connection) -> None:
+        writing = connection.get_execution_options().get("writing", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+    return engine
+
+
+def _begin(connection: sa.Connection) -> sa.RootTransaction:
+    """Begin to write. SQLite says at once that it is busy where waiting could last forever; then it is tried again."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return connection.begin()
+        except OperationalError as error:
+            if "locked" not in str(error.orig) or time.monotonic() > until:
+                raise
+            connection.rollback()
+            time.sleep(0.05)
+
+
+@contextmanager
+def _named(name: str | None) -> Iterator[None]:
+    """Turn an error of the database into ours; without the statement, whose values come from files."""
+    try:
+        yield
+    except DBAPIError as error:
+        what = " ".join(str(error.orig).split())[:300]
+        raise StoreError(
+            f"the database {name} failed: {what}. Look at its disk, its server and its permissions"
+        ) from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"the database {name} failed: {type(error).__name__}: {str(error)[:300]}") from error
