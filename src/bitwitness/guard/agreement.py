@@ -86,10 +86,10 @@ class Channel:
 
     # What a check calls ---------------------------------------------------------------------------------------------
 
-    def max(self, phase: str, width: int, compute: Callable[[], Tensor | Sequence[int]]) -> Tensor:
-        """The element-wise maximum over all ranks of what `compute` returns: int64 `[width]`, on the CPU.
+    def max(self, phase: str, width: int, compute: Callable[[], Tensor | Sequence[int]], own: int = 0) -> Tensor:
+        """The element-wise maximum over all ranks of what `compute` returns: int64 `[width + own]`, on the CPU.
 
-        Together with the bitwise complement of a value this also gives its minimum, and hence whether all agree, at a
+        The last `own` values are no business of the others: they come back as they are, in the same read. Together with the bitwise complement of a value this also gives its minimum, and hence whether all agree, at a
         cost that does not grow with the number of ranks. This is the only place where a check reads the device.
 
         Raises:
@@ -98,16 +98,18 @@ class Channel:
         """
         values, error = self._attempt(phase, compute)
         table = torch.zeros(width + 1, dtype=torch.int64, device=self.device)
+        rest = table[:0]
         if error is None:
             assert values is not None
             given = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.int64)
-            assert given.numel() == width, f"{phase}: {given.numel()} values for a width of {width}"
-            table[1:] = given.to(self.device)
+            assert given.numel() == width + own, f"{phase}: {given.numel()} values for a width of {width} + {own}"
+            given = given.to(self.device)
+            table[1:], rest = given[:width], given[width:]
         else:
             table[0] = 1
         if self._group is not None:
             self._complete(phase, lambda: dist.all_reduce(table, dist.ReduceOp.MAX, self._group, async_op=True))
-        result = self._read(phase, table)
+        result = self._read(phase, torch.cat([table, rest]) if own else table)
         if result[0]:
             self._raise_failures(phase, error)
         return result[1:]

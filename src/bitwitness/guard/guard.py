@@ -36,6 +36,7 @@ from bitwitness.guard.incidents import write_incident
 from bitwitness.guard.job import Job, Outcome, RebuildBatch, Step, draw
 from bitwitness.guard.ledger import Ledger
 from bitwitness.guard.loop import Micro, begin, clear_gradients, rerun, update, warm_up
+from bitwitness.guard.metrics import GUARD, Metrics
 from bitwitness.guard.rewind import BufferRecorder, UserGenerator, check_generators, deterministic
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, Workload
@@ -161,6 +162,7 @@ class Guard:
         self._training_model = model
         self._loss_fn = loss_fn
         self._buffers = BufferRecorder(module, compiled)
+        self._metrics = Metrics(device, reports=rank == 0)
         _guarded.add(outer)
         self.checks = [kind(self.job) for kind in CHECKS if self.topology.is_uniform or kind is not Replicas]
         try:
@@ -232,12 +234,14 @@ class Guard:
         self.job.channel.goes_on()
         if self._warm_up_due:
             self._warm_up(batch)
+        mark = self._metrics.begins()
         self.job.channel.beat(step.index, f"micro-batch {index}")
         wanted = any(check.wants_gradients(step, index) for check in self.checks)
         ddp = self.job.ddp
         record = begin(self.job, step, batch)
         self._buffers.arm(ddp)
         self.job.gradients.begin(wanted, last)
+        self._metrics.took(GUARD, mark)
         try:
             with ddp.no_sync() if ddp is not None and not last else nullcontext(), deterministic(record.deterministic):
                 yield Micro(self.job, record)
@@ -246,10 +250,12 @@ class Guard:
         except BaseException as error:
             self._abandon_step(error)
             raise
+        mark = self._metrics.mark()
         captured = self.job.gradients.end()
         if captured is not None:
             record.gradients, record.gradients_are_finite = captured
         record.buffers, record.changing = self._buffers.take(), self._buffers.changing
+        self._metrics.took(GUARD, mark)
         step.micros.append(record)
         self._last_seen = last
 
@@ -368,6 +374,7 @@ class Guard:
         self.job.channel.goes_on()
         if self._step.micros or self._updated:
             raise ConfigurationError("a checkpoint in the midst of a step: save between two steps, after step()")
+        self._metrics.pause()
         for check in self.checks:
             if isinstance(check, Replicas):
                 outcome = check.look(self._step_index - 1)
@@ -418,8 +425,10 @@ class Guard:
         self.job.channel.beat(step.index, "verify")
         outcomes: list[Outcome] = []
         try:
+            mark = self._metrics.mark()
             for check in self.checks:
                 outcome = run(check)
+                mark = self._metrics.took(check.name, mark)
                 if outcome is not None:
                     outcomes.append(outcome)
             self._should_stop = self._should_stop or step.stop_requested
@@ -536,6 +545,8 @@ class Guard:
 
     def _end_step(self) -> None:
         self._expected_micros = max(1, len(self._step.micros))
+        if self._metrics.step_ended(self._step):
+            self._ledger.steps()
         self._step_index += 1
         self._step = self._new_step()
 
@@ -557,7 +568,7 @@ class Guard:
         job = self.job
 
         def write() -> tuple[tuple[str, ...], str]:
-            self._ledger = Ledger(self._files.journal(job.rank))
+            self._ledger = Ledger(self._files.journal(job.rank), self._metrics)
             if job.rank != 0:
                 return (), ""
             self._files.discard_staged()

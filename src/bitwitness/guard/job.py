@@ -119,6 +119,8 @@ class Step:
         stop_requested: set by *numerics*: whether some rank was asked to stop (see `preemption`).
         gradient_norm: set by *numerics*: the norm of the reduced gradient as `clip_grad_norm_` computes it (scaled, if
             there is a scaler), so that clipping need not read the gradients again.
+        loss, norm: set by *numerics* for the record: mean loss of this rank's micro-batches, and the norm without the scale, as
+            numbers; None where they are not known.
     """
 
     index: int
@@ -132,6 +134,8 @@ class Step:
     sum_may_overflow: bool = False
     stop_requested: bool = False
     gradient_norm: Tensor | None = None
+    loss: float | None = None
+    norm: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from bitwitness.errors import RunFilesError
 from bitwitness.evidence import CheckName, LedgerEntry, Observation
 from bitwitness.guard.job import Outcome
+from bitwitness.guard.metrics import Metrics
 from bitwitness.runfiles import Journal
 
 logger = logging.getLogger("bitwitness")
@@ -26,10 +27,11 @@ _LONGEST = 100
 
 
 class Ledger:
-    """Collects outcomes by check and writes them as ranges."""
+    """Collects outcomes by check and writes them as ranges, and beside them what `metrics` has of the steps."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal = journal
+        self._metrics = metrics
         self._refused = 0
         self._open: dict[CheckName, LedgerEntry] = {}
         # A loop that simply ends loses nothing: what is open is written when the interpreter exits.
@@ -54,6 +56,12 @@ class Ledger:
             if one.rank == rank:
                 self._append("observation", one.to_json())
 
+    def steps(self) -> None:
+        """Journal loss, norm, time and costs of the steps since the last time, if any has ended."""
+        record = self._metrics.take()
+        if record is not None:
+            self._append("steps", record)
+
     def event(self, kind: str, record: Mapping[str, Any]) -> None:
         """Journal something else: a start, a verdict, a failure of the guard. What is open is written first.
 
@@ -73,6 +81,7 @@ class Ledger:
         for entry in self._open.values():
             self._write(entry)
         self._open = {}
+        self.steps()
 
     def _write(self, entry: LedgerEntry) -> None:
         self._append("ledger", entry.to_json())

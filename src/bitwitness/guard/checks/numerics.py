@@ -21,6 +21,7 @@ from bitwitness import preemption
 from bitwitness.errors import CheckFailed
 from bitwitness.evidence import NONFINITE, Observation
 from bitwitness.fingerprint import combine, fingerprint_tensors
+from bitwitness.guard import metrics
 from bitwitness.guard.checks.base import Check
 from bitwitness.guard.gradients import named_gradients
 from bitwitness.guard.job import Job, Outcome, Step
@@ -47,8 +48,9 @@ class Numerics(Check):
 
     def before_update(self, step: Step) -> Outcome | None:
         """Measure, agree, and only if something is off ask every rank for what it saw."""
-        found = self.job.channel.max(self.name, _WIDTH, lambda: self._measure(step)).tolist()
+        found = self.job.channel.max(self.name, _WIDTH, lambda: self._measure(step), metrics.OWN).tolist()
         largest, norm = found[:2]
+        step.loss, step.norm = metrics.numbers(norm, *found[_WIDTH:])
         agree = found[2:5] == [~value for value in found[5:8]]
         step.uniform = found[8] == ~found[9]
         step.stop_requested = bool(found[12])
@@ -66,7 +68,10 @@ class Numerics(Check):
         return self._conclude(step, seen)
 
     def _measure(self, step: Step) -> Tensor:
-        """Everything on the device: int64 `[_WIDTH]`; a value beside its complement gives maximum and minimum."""
+        """Everything on the device: int64 `[_WIDTH]`, then what is for the record.
+
+        A value beside its complement gives maximum and minimum.
+        """
         gradients = list(named_gradients(self.job.workload).values())
         self._largest = _inf_if_nan(self.job.gradients.take_largest())
         step.gradient_norm = self._norm = torch.nn.utils.get_total_norm(gradients)
@@ -76,7 +81,7 @@ class Numerics(Check):
         count = len(step.micros)
         host = torch.tensor([count, ~count, step.index, ~step.index, preemption.requested()], device=bits.device)
         digest = self._digest.to(bits.device)
-        return torch.cat([bits, digest, ~digest, host])
+        return torch.cat([bits, digest, ~digest, host, metrics.measured(self.job, step, bits.device)])
 
     def _details(self) -> dict[str, Any]:
         """What this rank saw, exactly: only asked for when something is off."""
