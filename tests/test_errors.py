@@ -40,6 +40,7 @@ EXIT_CODES = {
     "CheckpointError": 2,
     "StorageBusy": 1,
     "StoreError": 1,
+    "NotFound": 2,
     "ClusterError": 1,
     "MissingExtra": 2,
 }

@@ -15,6 +15,7 @@ BitwitnessError
     StorageBusy                     it is not damaged, and cannot be used now: a full disk, a lock, a server that is away
     CheckpointError                 a checkpoint cannot be written, read or trusted
   StoreError                        the console's database cannot be used, or is not ours
+  NotFound                          there is no such run, incident, node or device in it
   ClusterError                      a cluster refused, could not be reached, or answered what is not understood
   MissingExtra                      a part of bitwitness that is not installed
 """
@@ -106,6 +107,12 @@ class CheckpointError(RunFilesError):
 
 class StoreError(BitwitnessError):
     """The console's database cannot be used: it does not answer, is damaged, of a newer version, or of something else."""
+
+
+class NotFound(BitwitnessError):
+    """There is nothing of this name in the console's database; the message says what was looked for."""
+
+    exit_code = 2
 
 
 class ClusterError(BitwitnessError):

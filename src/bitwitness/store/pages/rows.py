@@ -197,6 +197,7 @@ class ProposalRow:
         updated: when that last changed.
         signals: what the hardware said that bears on it, a sentence each.
         waits: whether it waits for a person's approval now.
+        controller: key of the controller in this database; stands, with `key`, in the address of an answer.
     """
 
     key: int
@@ -213,3 +214,4 @@ class ProposalRow:
     updated: str
     signals: tuple[str, ...]
     waits: bool
+    controller: int = 0

@@ -151,6 +151,7 @@ class RunPage:
         limits: what the guard cannot do on this placement.
         history: of its quarantine and of the fleet's acts because of its incidents, newest first.
         problems: what could not be imported.
+        pruned: when retention removed the ledger, so that there are no maps; "" if it did not.
     """
 
     run: RunRow
@@ -165,3 +166,4 @@ class RunPage:
     limits: tuple[str, ...]
     history: tuple[AuditRow, ...]
     problems: tuple[Problem, ...]
+    pruned: str = ""
