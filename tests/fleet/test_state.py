@@ -71,7 +71,7 @@ def older(path: Path) -> None:
 
 def test_a_state_of_another_version_says_which_program_reads_it(tmp_path: Path) -> None:
     older(filled(tmp_path))
-    with pytest.raises(RunFilesError, match="has schema 1, this version reads 2: use the version that wrote it"):
+    with pytest.raises(RunFilesError, match="has schema 1, this version reads 2 and 3: use the version that wrote it"):
         State(tmp_path)
 
 

@@ -9,9 +9,11 @@ import click
 _COMMANDS = {
     "admit": "bitwitness.cli.fleet_admit",
     "agent": "bitwitness.cli.fleet_agent",
+    "approve": "bitwitness.cli.fleet_approve",
     "clear": "bitwitness.cli.fleet_clear",
     "history": "bitwitness.cli.fleet_history",
     "rehearse": "bitwitness.cli.fleet_rehearse",
+    "reject": "bitwitness.cli.fleet_reject",
     "send": "bitwitness.cli.fleet_send",
     "signals": "bitwitness.cli.fleet_signals",
     "status": "bitwitness.cli.fleet_status",

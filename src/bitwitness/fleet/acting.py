@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.approving import Approver
 from bitwitness.fleet.begun import CALL, NO, SHOWN, begun
 from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Finishing, Landed, NodeState, valid_node
@@ -67,6 +68,7 @@ class Actor:
         self._book, self._cluster, self._policy, self._teller = book, cluster, policy, teller
         self.patience = patience or Patience(book.state.clock)
         self.holder = Holder(book, cluster, policy, self.patience)
+        self.approver = Approver(book, policy, real=teller.touching)
         self._state, self._process = book.state, process
         self._done: set[str] | None = None
         self._looked: dict[int, float] = {}
@@ -114,8 +116,17 @@ class Actor:
 
     # A new act --------------------------------------------------------------------------------------------------------
 
-    def act(self, kept: Kept) -> None:
-        """Do what is proposed, if the node is as it should be."""
+    def asks_early(self, kept: Kept) -> bool:
+        """Ask a person about what a budget holds, so that the answer is there when it may be done; whether anything was noted."""
+        known = not self.approver.concerns(kept) or self.approver.standing(kept) is not None
+        if known or self.patience.over or self._was_looked_at(-kept.key):
+            return False
+        self.act(kept, only_ask=True)
+        now = self._kept(kept.key)
+        return (now.updated, now.status, now.hold) != (kept.updated, kept.status, kept.hold)
+
+    def act(self, kept: Kept, *, only_ask: bool = False) -> None:
+        """Do what is proposed, if the node is as it should be, and a person has approved it where that is wanted."""
         node = kept.proposal.node
         assert kept.proposal.act is not None
         kind = kept.proposal.act if kept.proposal.act in self._cluster.acts else "drain"
@@ -132,13 +143,16 @@ class Actor:
             if not calls:
                 self._finish(kept, None, "already out", f"nothing is left to be done to {node}: {before.raw}")
                 return
+            if self._must_ask(kept, act, before, calls) or only_ask:
+                return
             key = self._intend(kept, act, before, calls)
             if key is None:
                 return
             self._done = None
             self.holder.forget()
             again = self._look(node)
-            if (again.service, again.reason) != (before.service, before.reason):
+            changed = (again.service, again.reason) != (before.service, before.reason)
+            if changed or not self.approver.allows(kept, act.kind, again.instance):
                 self._abandon(key, kept, f"{node} changed meanwhile: it is {again.raw or again.service} now")
                 return
             self._carry_out(key, kept, act, self._cluster.plan(act, again))
@@ -157,6 +171,30 @@ class Actor:
             reason = f"{act.reason}; it is drained only, because its {act.kind} cannot be asked for: {error}"
             drain = replace(act, kind="drain", reason=reason)
             return drain, self._cluster.plan(drain, before)
+
+    def _must_ask(self, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> bool:
+        """Whether a person must approve this first; they are asked then."""
+        machine = before.instance
+        if self.approver.allows(kept, act.kind, machine):
+            return False
+        was = self.approver.standing(kept)
+        if was is not None and was.said and was.act == act.kind and was.machine and not machine:
+            text = f"which machine {act.node} is cannot be told now, and its {act.kind} was approved for {was.machine}"
+            self._held(kept, "cluster", text, retry=True)
+            return True
+        with self._state.change():
+            kept = self._kept(kept.key)
+            if kept.final or self.approver.allows(kept, act.kind, machine):
+                return True  # a person was faster; the next round sees it
+            why = self.approver.changed(kept, act.kind, machine)
+            asked = self.approver.questions.ask(kept, act.kind, machine, calls, why)
+            text = self.approver.text(asked)
+            if self._moves(kept, "held", text, "", hold="approval"):
+                said = f"{why}, so that what was answered before counts no more; {text}" if why else text
+                record = {"question": asked.name, "act": act.kind, "machine": machine, "calls": list(asked.calls)}
+                self._state.note("asked", said, incident=act.incident, node=act.node, record=record)
+                self._teller.ask(kept, asked, said)
+        return True
 
     def _may(self, kept: Kept, state: NodeState) -> bool:
         """Whether a node in this state is to be acted upon; where not, what that means is noted."""
@@ -192,9 +230,10 @@ class Actor:
         return f"{node} was taken out after this was found, and a person has resumed it: it is left alone"
 
     def _intend(self, kept: Kept, act: Act, before: NodeState, calls: Sequence[Call]) -> int | None:
-        """Note what is about to be done; None where a person has closed the proposal meanwhile."""
+        """Note what is about to be done; None where a person has closed the proposal, or withdrawn the approval, meanwhile."""
         with self._state.change():
-            if self._kept(kept.key).final:
+            now = self._kept(kept.key)
+            if now.final or not self.approver.allows(now, act.kind, before.instance):
                 return None
             key = self._book.add_intent(kept.key, act, before, calls, self._process)
             self._book.set_act(kept.key, act.kind)
@@ -514,7 +553,7 @@ class Actor:
             return
         new = (kept.status, kept.hold) != (status, held.why)
         moved = self._moves(kept, status, text, status if new else "", hold=held.why, due=held.until, final=held.final)
-        if new and moved:
+        if new and moved and held.why != "approval":  # that was told when it was asked
             ending = {"observed": "observed", "expired": "expired"}.get(status, "held")
             self._teller.ending(kept, ending, text, hold=held.why)  # type: ignore[arg-type]
 

@@ -17,9 +17,18 @@ from bitwitness.fleet.decision import Proposal
 from bitwitness.fleet.policy import FleetPolicy
 
 HoldReason = Literal[
-    "observe", "protected", "expired", "quiet-hours", "nodes-per-hour", "cluster-share", "cluster", "not-ours"
+    "observe",
+    "protected",
+    "expired",
+    "approval",
+    "quiet-hours",
+    "nodes-per-hour",
+    "cluster-share",
+    "cluster",
+    "not-ours",
 ]
-"""`cluster` and `not-ours` are for the controller to say: it cannot be asked, and somebody else has the node."""
+"""`approval`, `cluster` and `not-ours` are for the controller to say: a person must answer, the cluster cannot be asked, and somebody
+else has the node."""
 
 HOUR = timedelta(hours=1)
 

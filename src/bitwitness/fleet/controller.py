@@ -248,11 +248,15 @@ class Controller:
             if kept.hold == "cluster" and kept.attempts and not self._actor.is_due(kept):
                 continue
             why = self._actor.holder.hold(kept)
+            if why is None or why.why in _OF_BUDGET:
+                why = self._actor.approver.hold(kept) or why
             if why is None and self._patience.over:
                 continue  # in the next round
             if why is None:
                 self._actor.act(kept)
-            elif not (why.why in _OF_BUDGET and self._actor.is_out_already(kept)):
+            elif why.why in (*_OF_BUDGET, "approval") and self._actor.is_out_already(kept):
+                continue
+            elif not (why.why in _OF_BUDGET and self._actor.asks_early(kept)):
                 held.append((kept, why))
         if held:
             with self.state.change():

@@ -28,6 +28,7 @@ Status = Literal[
     "unclear",
     "expired",
     "nothing",
+    "rejected",
     "cleared",
 ]
 """Where a proposal stands.
@@ -42,10 +43,11 @@ Status = Literal[
     unclear      it may have happened or not, and nobody but a person may try again
     expired      could not be done in time; a person must look
     nothing      nothing is to be done to any node
+    rejected     a person was asked, and has said no
     cleared      a person returned the node to service before it was done
 """
 
-_WAITING = "node = ? AND act IS NOT NULL AND status NOT IN ('done', 'already out', 'cleared', 'nothing')"
+_WAITING = "node = ? AND act IS NOT NULL AND status NOT IN ('done', 'already out', 'rejected', 'cleared', 'nothing')"
 RETURNED = 1000
 """Numbers of proposals from here on are those of devices that came back."""
 
@@ -111,6 +113,7 @@ class Kept:
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
         return {
+            "key": self.key,
             **self.proposal.to_json(),
             "status": self.status,
             "hold": self.hold,

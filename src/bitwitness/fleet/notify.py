@@ -21,6 +21,7 @@ from bitwitness.fleet.clusters.base import one_line
 if TYPE_CHECKING:
     from bitwitness.fleet.decision import Proposal
     from bitwitness.fleet.identity import Return
+    from bitwitness.fleet.kept_answers import Question
 
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -108,6 +109,7 @@ class About:
         state: directory of the controller's state; "" means the default one.
         calls: what was called on the cluster, or would be.
         owner: whom to ask.
+        answers: the commands by which a person answers, where an answer is wanted.
     """
 
     time: str
@@ -118,6 +120,7 @@ class About:
     state: str = ""
     calls: Sequence[str] = ()
     owner: str = ""
+    answers: Sequence[str] = ()
 
 
 def compose(proposal: Proposal, ending: Ending, why: str, about: About, *, hold: str = "") -> Message:
@@ -134,6 +137,7 @@ def compose(proposal: Proposal, ending: Ending, why: str, about: About, *, hold:
         _happened(proposal, about),
         _done(proposal, ending, why, about),
         "What to do next: " + " ".join(_next(proposal, ending, hold, about)),
+        *_answers(about),
         *_undo(proposal, ending, about),
         _look(about),
     ]
@@ -146,6 +150,7 @@ def compose(proposal: Proposal, ending: Ending, why: str, about: About, *, hold:
         "job": about.job,
         "proposal": proposal.to_json(),
         "calls": list(about.calls),
+        "answers": list(about.answers),
         "undo": undo_command(proposal.node, about.state) if _undoable(proposal, ending) else "",
     }
     node = f" {proposal.node}" if proposal.node else ""
@@ -178,6 +183,28 @@ def compose_clear(node: str, who: str, why: str, about: About) -> Message:
     record = {"kind": "clear", "node": node, "who": who, "why": why}
     subject = f"bitwitness: {node} is back in service, by {who}"
     return _message(f"{node}/clear/{about.time}", about.time, "info", subject, parts, record)
+
+
+def compose_rejection(question: Question, who: str, why: str, about: About) -> Message:
+    """The message that a person has rejected what was asked. Pure."""
+    node, act = question.node, question.act
+    parts = [
+        f"{who} has rejected the {act} of node {_flat(node)}, which was proposed because of incident {question.incident}: {_flat(why)}",
+        f"Nothing is done about that by itself. Another incident that names {_flat(node)} is asked about anew; what was found counts on.",
+        _look(about),
+    ]
+    record = {"kind": "rejection", "question": question.name, "node": node, "act": act, "who": who, "why": why}
+    subject = f"bitwitness: {act} rejected: {node}, by {who} (incident {question.incident})"
+    return _message(f"{question.name}/{question.number}/rejected", about.time, "info", subject, parts, record)
+
+
+def answer_commands(question: str, state: str = "") -> tuple[str, str]:
+    """The exact commands by which a person approves or rejects."""
+    where = f" --state {shlex.quote(state)}" if state else ""
+    yes, no = (
+        f"bitwitness fleet {word} {question} --why 'WHAT WAS LOOKED AT'{where}" for word in ("approve", "reject")
+    )
+    return yes, no
 
 
 def undo_command(node: str, state: str = "") -> str:
@@ -273,6 +300,7 @@ def _next(proposal: Proposal, ending: Ending, hold: str, about: About) -> Iterat
 
 
 _HOLDS = {
+    "approval": "look at the incident and at the calls above, and answer by one of the commands below.",
     "quiet-hours": "nothing, if it can wait for the end of the quiet hours; else take the node out of service by hand.",
     "nodes-per-hour": "find out why so many nodes are named at once, before more of them are taken out; the limit is nodes_per_hour.",
     "cluster-share": "bring nodes back into service, or find out why so many are out; the limit is cluster_share.",
@@ -280,6 +308,11 @@ _HOLDS = {
     "cluster": "look whether the cluster answers; it is asked again.",
     "not-ours": "nothing is done to a node that somebody else took out: tell them why it must not come back as it is.",
 }
+
+
+def _answers(about: About) -> Iterator[str]:
+    if about.answers:
+        yield "To answer:" + "".join(f"\n{_flat(command)}" for command in about.answers)
 
 
 def _undoable(proposal: Proposal, ending: Ending) -> bool:
@@ -302,6 +335,8 @@ def _subject(proposal: Proposal, ending: Ending, hold: str) -> str:
         return "corruption found, nobody can be named"
     if ending == "done":
         return {"drain": "drained", "reboot": "rebooting", "replace": "replacing"}.get(proposal.act or "", "done:")
+    if hold == "approval":
+        return f"an answer is wanted: {proposal.act}"
     if ending == "nothing":
         return {"contact": "a person must decide about", "re-test": "to be tested:"}.get(
             proposal.action, "a strike against"

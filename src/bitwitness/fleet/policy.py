@@ -95,6 +95,7 @@ class FleetPolicy:
         act: whether anything is done at all; without it everything is decided, said and kept, and no node is touched.
         owner: whom people are told to ask, e.g. a team or an address.
         may: what may be done to a node by itself; a reboot or replacement that is not among these becomes a drain.
+        approve: acts that wait for a person's approval; what an act becomes counts.
         strikes, strike_window: so many incidents that name one device within this time count like a persistent fault.
         shadow: what follows from an incident of a job in shadow mode: `contact` a person, or `act` as on any other.
         nodes_per_hour: how many nodes are touched within any hour, at most.
@@ -116,6 +117,7 @@ class FleetPolicy:
     act: bool = False
     owner: str = ""
     may: frozenset[ActKind] = frozenset({"drain"})
+    approve: frozenset[ActKind] = frozenset()
     strikes: int = 3
     strike_window: timedelta = timedelta(days=7)
     shadow: Literal["contact", "act"] = "contact"
@@ -149,6 +151,9 @@ class FleetPolicy:
             raise ConfigurationError(
                 f'may = [{listed}]: must hold "drain", and besides it only "reboot" and "replace"; to touch nothing: act = false'
             )
+        if strange := self.approve - set(_MAY):
+            listed = ", ".join(f'"{one}"' for one in sorted(strange))
+            raise ConfigurationError(f'approve has {listed}: must be a list of "drain", "reboot" and "replace"')
         if self.shadow not in ("contact", "act"):
             raise ConfigurationError(f'shadow = {self.shadow!r}: must be "contact" or "act"')
 
@@ -306,6 +311,7 @@ _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
     "act": _is(bool, "true or false"),
     "owner": _is(str, "a text"),
     "may": _may,
+    "approve": _may,
     "strikes": _is(int, "a whole number"),
     "strike_window": _duration,
     "shadow": _is(str, 'a text: "contact" or "act"'),

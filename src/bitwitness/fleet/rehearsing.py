@@ -123,12 +123,22 @@ def about_policy(policy: FleetPolicy) -> Part:
         Check("may", "good", f"{may}; anything graver becomes a drain"),
         Check("limits", "good", limits),
     ]
+    if policy.approve:
+        checks.append(_about_approval(policy))
     if policy.protect:
         checks.append(Check("protected", "good", f"never touched: {', '.join(policy.protect)}"))
     owner = policy.owner or "nobody is named"
     remedy = "" if policy.owner else 'say in the policy whom to ask: owner = "..."'
     checks.append(Check("owner", "good" if policy.owner else "unknown", owner, remedy))
     return Part("policy", tuple(checks))
+
+
+def _about_approval(policy: FleetPolicy) -> Check:
+    waits = f"{', '.join(sorted(policy.approve))}: waits for a person's answer, and is done by nobody without one"
+    if policy.notify:
+        return Check("approve", "good", waits)
+    remedy = "add [[notify]], or have somebody look at `bitwitness fleet status` or the console"
+    return Check("approve", "unknown", f"{waits}; nobody is told that an answer is wanted", remedy)
 
 
 def acts_to_try(asked: Sequence[ActKind], policy: FleetPolicy) -> tuple[ActKind, ...]:

@@ -205,7 +205,7 @@ def judge(story: Story, ending: Ending, node: str, policy: FleetPolicy) -> Check
     where = f"{kept.status} ({kept.hold})" if kept.hold else kept.status
     text = f"{named} ({proposed}), and now it would be {where}: {kept.why}"
     until = f"; until {stamp(kept.due)}" if kept.due is not None and kept.hold == "nodes-per-hour" else ""
-    wanted = kept.hold in ("quiet-hours", "nodes-per-hour")
+    wanted = kept.hold in ("approval", "quiet-hours", "nodes-per-hour")
     return Check(story.name, "good" if wanted else "bad", text + until, _REMEDIES.get(kept.hold, ""))
 
 

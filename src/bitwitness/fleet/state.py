@@ -25,7 +25,7 @@ from typing import Any, Self
 from bitwitness._version import __version__
 from bitwitness.errors import ConfigurationError, RunFilesError, StorageBusy
 from bitwitness.fleet.clock import Clock, stamp
-from bitwitness.fleet.tables import SCHEMA, TABLES
+from bitwitness.fleet.tables import MIGRATIONS, SCHEMA, TABLES
 from bitwitness.runfiles.files import sync_folder
 
 NAME = "state.db"
@@ -128,15 +128,17 @@ class State:
         try:
             connection.execute("PRAGMA synchronous=FULL")
             about = dict(connection.execute("SELECT name, value FROM about"))
-            if about.get("schema") != str(SCHEMA):
+            if about.get("schema") not in _READ:
                 raise RunFilesError(
-                    f"{self.path} has schema {about.get('schema')}, this version reads {SCHEMA}: use the version that wrote it"
+                    f"{self.path} has schema {about.get('schema')}, this version reads {' and '.join(_READ)}: use the version that wrote it"
                 )
             said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")] if check else ["ok"]
             if said != ["ok"]:
                 raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
             if not reading:
                 connection.execute("PRAGMA journal_mode=WAL")
+            if self._create:
+                _migrate(connection)
         except sqlite3.Error as error:
             connection.close()
             if _may_pass(error):
@@ -180,6 +182,7 @@ class State:
             RunFilesError: they cannot be written, e.g. because the disk is full; none of them is.
         """
         try:
+            _migrate(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -219,6 +222,11 @@ class State:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def schema(self) -> int:
+        """Of the file now: whoever only reads leaves an older one as it is, and whoever writes brings it up to date."""
+        return int(self.read("SELECT value FROM about WHERE name = 'schema'")[0][0])
 
     # What is known of the controller itself ---------------------------------------------------------------------------
 
@@ -292,6 +300,42 @@ def _entry(number: int, time: str, who: str, what: str, incident: str, node: str
     return Entry(number, time, who, what, incident, node, text, json.loads(record))
 
 
+def _schema(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT value FROM about WHERE name = 'schema'").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a file of an older schema up to this one: all of it or nothing, whoever else does so at the same time.
+
+    Raises:
+        sqlite3.Error: it cannot be written; it is as it was.
+    """
+    if _schema(connection) == SCHEMA:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        found = _schema(connection)  # another process may have been faster
+        for step in range(found, SCHEMA):
+            for statement in _statements(MIGRATIONS[step]):
+                connection.execute(statement)
+        connection.execute("UPDATE about SET value = ? WHERE name = 'schema'", (str(max(found, SCHEMA)),))
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, because `executescript` would end the transaction."""
+    rest = ""
+    for line in script.splitlines(keepends=True):
+        rest += line
+        if sqlite3.complete_statement(rest):
+            yield rest
+            rest = ""
+
+
 def _kind(error: BaseException) -> type[RunFilesError]:
     return StorageBusy if _may_pass(error) else RunFilesError
 
@@ -303,6 +347,8 @@ def _may_pass(error: BaseException) -> bool:
     return not str(error).startswith(("no such table", "no such column", "near "))
 
 
+_READ = tuple(str(schema) for schema in (*MIGRATIONS, SCHEMA))
+"""Schemas of files that this version reads."""
 _MEND = (
     "nothing was changed. Do not remove it: a controller that has forgotten what it did would do it again. "
     "Restore it from a copy, or start with a new --state once you have looked at every node by hand"

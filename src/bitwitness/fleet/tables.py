@@ -1,7 +1,52 @@
 """The tables of a controller's database, apart from the code because other programs read them too."""
 
-SCHEMA = 2
-"""Counts up with every change of the tables; a file of another one is refused (`state.State`)."""
+SCHEMA = 3
+"""Counts up with every change of the tables; a file of another one is refused, or brought up to this one (`state.State`)."""
+
+APPROVALS = """
+-- What a person is asked, and what they said: one row a question, the newest of a proposal counts. An answer is given once.
+CREATE TABLE approvals (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    proposal INTEGER NOT NULL,
+    incident TEXT NOT NULL,
+    node TEXT NOT NULL,
+    act TEXT NOT NULL,
+    -- Which machine the node was when it was asked; another one needs another answer.
+    machine TEXT NOT NULL,
+    -- Of all that was shown.
+    digest TEXT NOT NULL,
+    calls TEXT NOT NULL,
+    asked TEXT NOT NULL,
+    said TEXT,
+    who TEXT NOT NULL DEFAULT '',
+    why TEXT NOT NULL DEFAULT '',
+    answered TEXT,
+    -- Why it counts no more, e.g. because it was withdrawn.
+    lapsed TEXT
+);
+CREATE UNIQUE INDEX approvals_open ON approvals (proposal) WHERE lapsed IS NULL;
+CREATE INDEX approvals_node ON approvals (node);
+
+-- Health checks that a person has started, noted before they are asked for.
+CREATE TABLE health_checks (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    node TEXT NOT NULL,
+    machine TEXT NOT NULL,
+    begun TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    ticks REAL NOT NULL,
+    who TEXT NOT NULL,
+    why TEXT NOT NULL,
+    calls TEXT NOT NULL,
+    outcome TEXT,
+    text TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX health_checks_node ON health_checks (node);
+"""
+"""What came with schema 3."""
+
+MIGRATIONS = {2: APPROVALS}
+"""What brings a file of this schema to the next one; it is done in one transaction, with the new number."""
 
 TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -159,3 +204,4 @@ CREATE TABLE deliveries (
 ) WITHOUT ROWID;
 CREATE INDEX deliveries_open ON deliveries (due) WHERE delivered IS NULL;
 """
+TABLES += APPROVALS

@@ -14,7 +14,8 @@ from bitwitness.errors import RunFilesError
 from bitwitness.fleet.decision import Proposal
 from bitwitness.fleet.identity import Return
 from bitwitness.fleet.kept import RETURNED, Book, Kept
-from bitwitness.fleet.notify import About, Ending, Message, Severity, compose, compose_return
+from bitwitness.fleet.kept_answers import Question
+from bitwitness.fleet.notify import About, Ending, Message, Severity, answer_commands, compose, compose_return
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.runfiles import RunFiles
 
@@ -29,10 +30,13 @@ class Teller:
         outbox: where messages wait.
         owner: whom people are told to ask.
         touching: whether anything may be written beside incidents; a rehearsal may not.
+
+    Attributes:
+        touching: the same.
     """
 
     def __init__(self, book: Book, outbox: Outbox, owner: str, *, touching: bool = True) -> None:
-        self._touching = touching
+        self.touching = touching
         self._book, self._outbox, self._owner = book, outbox, owner
 
     def about(self, incident: str, calls: Sequence[str] = ()) -> About:
@@ -63,6 +67,14 @@ class Teller:
             message = replace(message, id=f"{message.id}-{kept.number}")
         self._outbox.put(message)
 
+    def ask(self, kept: Kept, question: Question, why: str) -> None:
+        """An answer is wanted; told of every question, because each needs one of its own."""
+        state = self._book.state
+        about = self.about(kept.proposal.incident, question.calls)
+        about = replace(about, answers=answer_commands(question.name, str(state.folder)))
+        message = compose(replace(kept.proposal, act=question.act), "held", why, about, hold="approval")
+        self._outbox.put(replace(message, id=f"{message.id}-{question.name}-{question.number}"))
+
     def back(self, found: Return) -> None:
         """A condemned device is in service again."""
         message = compose_return(found, self.about(found.condemned.incident))
@@ -78,7 +90,7 @@ class Teller:
     def beside(self, kept: Kept, act: str, text: str) -> None:
         """A line of `actions.jsonl` beside the incident; called after what it tells is noted."""
         known = self._book.incident(kept.proposal.incident)
-        if known is None or not self._touching:
+        if known is None or not self.touching:
             return
         try:
             RunFiles(known.run).note_action(known.id, f"fleet {act}", node=kept.proposal.node, outcome=text)

@@ -14,10 +14,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from bitwitness.fleet.approving import asking
 from bitwitness.fleet.budget import HOUR, left
 from bitwitness.fleet.clock import moment, stamp
 from bitwitness.fleet.clusters.base import one_line
 from bitwitness.fleet.kept import Book, Kept, Requeue
+from bitwitness.fleet.kept_answers import Question, Questions
 from bitwitness.fleet.notify import clean, undo_command
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.owning import STATE_LOCK, owned
@@ -50,6 +52,7 @@ class Report:
         troubles: what is wrong with what is watched, since when.
         messages: how many wait to be delivered.
         todo: what a person should do now, the most urgent first.
+        questions: what waits for a person's answer, oldest first.
     """
 
     life: Life
@@ -65,6 +68,7 @@ class Report:
     messages: dict[str, Any]
     todo: tuple[str, ...]
     more: int = 0
+    questions: tuple[Question, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -93,6 +97,7 @@ class Report:
             "messages": self.messages,
             "todo": list(self.todo),
             "todo_more": self.more,
+            "questions": [one.to_json() for one in self.questions],
         }
 
 
@@ -114,7 +119,8 @@ def report(state: State, now: datetime | None = None) -> Report:
     returns, messages = tuple(book.returns()), Outbox(state, ()).waiting()
     budget = _budget(book, about, now)
     requeues = tuple(book.requeues())
-    todo = _todo(kept, returns, troubles, messages, state)
+    questions = tuple(Questions(state).waiting())
+    todo = _todo(kept, returns, troubles, messages, questions, state)
     if life in ("silent", "stopped", "never"):
         todo.insert(0, _again(life, text, about, state))
     return Report(
@@ -131,6 +137,7 @@ def report(state: State, now: datetime | None = None) -> Report:
         messages,
         tuple(todo[:LONGEST_TODO]),
         max(0, len(todo) - LONGEST_TODO),
+        questions,
     )
 
 
@@ -206,6 +213,7 @@ def _todo(
     returns: Sequence[dict[str, str]],
     troubles: Sequence[tuple[str, str]],
     waiting: dict[str, Any],
+    questions: Sequence[Question],
     state: State,
 ) -> list[str]:
     """The most urgent first, and of what is as urgent the newest. Every sentence says what to do, not only what is wrong."""
@@ -217,6 +225,7 @@ def _todo(
     advised = [(rank, -place, text) for place, one in enumerate(kept) for rank, text in _advice(one)]
     first = [text for rank, _, text in sorted(advised) if rank == 0]
     found += first
+    found += [asking(one, folder) for one in reversed(questions)]
     found += [f"since {since}: {shown(text)}" for since, text in reversed(troubles)]
     if waiting["failed"]:
         error = shown(str(waiting["error"]))
