@@ -1,0 +1,276 @@
+"""Who may sign in, from a file that only its owner can write; it is read again when it changes, so that nobody waits for a restart.
+
+A file that others can change is refused, because whoever writes it gives himself the role of an operator. While it cannot be
+read, nobody is signed in: a user who was removed must not stay because the file was damaged at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from bitwitness.errors import ConfigurationError
+from bitwitness.web.hashing import digest, hashed, id_of, is_hash, make_token
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["viewer", "operator"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SCHEMA = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LARGEST = 1 << 20
+_EVERY = 1.0
+"""Seconds between two looks at the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who may sign in.
+
+    Attributes:
+        name: stands in every record of what was done.
+        role: a viewer looks, an operator acts.
+        secret: hash of a password, or of a token.
+        token: id of the token; "" where it is a password, which is for people only.
+        created: when.
+    """
+
+    name: str
+    role: Role
+    secret: str
+    token: str = ""
+    created: str = ""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Changes when the role or the secret does: whoever signed in before that does so again."""
+        return digest(json.dumps([self.name, self.role, self.secret, self.token]))
+
+
+class Users(Protocol):
+    """Whoever knows who may sign in. Both methods answer None where nobody is of that kind, or where nobody can be known."""
+
+    def named(self, name: str) -> User | None:
+        """The user of a name."""
+
+    def of_token(self, token_id: str) -> User | None:
+        """The user of a token's id."""
+
+
+class OneToken:
+    """One operator with a token that was made at the start of this console and is lost with it."""
+
+    def __init__(self, name: str = "operator") -> None:
+        self.token, token_id = make_token()
+        self._user = User(name, "operator", hashed(self.token), token_id)
+
+    def named(self, name: str) -> User | None:
+        """The operator, by name."""
+        return self._user if name == self._user.name else None
+
+    def of_token(self, token_id: str) -> User | None:
+        """The operator, by the id of the token."""
+        return self._user if token_id == self._user.token else None
+
+
+class UsersFile:
+    """The users of a file, as it is now."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._lock = threading.Lock()
+        self._looked, self._state, self._said = clock(), _state(path), ""
+        self._names: Mapping[str, User] = {}
+        self._tokens: Mapping[str, User] = {}
+        self._keep(read(path))
+
+    def named(self, name: str) -> User | None:
+        """The user of a name."""
+        self._refresh()
+        return self._names.get(name)
+
+    def of_token(self, token_id: str) -> User | None:
+        """The user of a token's id."""
+        self._refresh()
+        return self._tokens.get(token_id)
+
+    def _refresh(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if now - self._looked < _EVERY:
+                return
+            self._looked, state = now, _state(self._path)
+            if state == self._state and not self._said:
+                return
+            try:
+                self._keep(read(self._path))
+                self._state, self._said = state, ""
+            except ConfigurationError as error:
+                self._keep(())
+                if str(error) != self._said:
+                    self._said = str(error)
+                    logger.error("nobody can sign in, and nobody is signed in any more: %s", error)  # noqa: TRY400 - no bug
+
+    def _keep(self, users: Iterable[User]) -> None:
+        self._names = {user.name: user for user in users}
+        self._tokens = {user.token: user for user in self._names.values() if user.token}
+
+
+def read(path: Path) -> tuple[User, ...]:
+    """The users of a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, others can change or read it, or it is not of this form.
+    """
+    try:
+        with path.open("rb") as file:
+            _check(path, os.fstat(file.fileno()))
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        made = "; `bitwitness console user add` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigurationError(f"{path} (users) cannot be read: {error.strerror or error}{made}") from error
+    if len(content) > _LARGEST:
+        raise ConfigurationError(f"{path} (users) is larger than {_LARGEST >> 20} MiB")
+    try:
+        return _parse(json.loads(content))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigurationError(f"{path} (users) is damaged or not a users file: {_why(error)}") from error
+
+
+def add(path: Path, name: str, role: Role, password: str = "") -> str:
+    """Add a user, or give one a new secret and role; the token where no password is given, which is shown this once, else "".
+
+    Raises:
+        ConfigurationError: the name cannot be one, or the file cannot be used.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r:.80} cannot be a name: letters, digits and . _ @ - (64 at most), a letter or digit first"
+        )
+    token, token_id = ("", "") if password else make_token()
+    user = User(name, role, hashed(password or token), token_id, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    with _locked(path):
+        before = read(path) if path.exists() else ()
+        write(path, (*(one for one in before if one.name != name), user))
+    return token
+
+
+def remove(path: Path, name: str) -> None:
+    """Remove a user, whose sessions end.
+
+    Raises:
+        ConfigurationError: there is none of that name, or the file cannot be used.
+    """
+    with _locked(path):
+        before = read(path)
+        if all(one.name != name for one in before):
+            raise ConfigurationError(
+                f"{path} has no user {name!r:.80}; it has {', '.join(one.name for one in before) or 'nobody'}"
+            )
+        write(path, tuple(one for one in before if one.name != name))
+
+
+def write(path: Path, users: Iterable[User]) -> None:
+    """Write a users file as a whole, or not at all; only its owner can read it, from its first byte on."""
+    content = json.dumps({"schema": SCHEMA, "users": [asdict(user) for user in users]}, indent=2)
+    target = path.resolve()
+    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # mode 0600
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(content + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+class _locked:  # noqa: N801 - used as a statement
+    """Two commands at once must not lose one of their users."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.resolve().parent
+
+    def __enter__(self) -> None:
+        import fcntl  # noqa: PLC0415 - only commands that write need it
+
+        try:
+            self._number = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise ConfigurationError(f"{self._folder}: {error.strerror or error}") from error
+        fcntl.flock(self._number, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._number)
+
+
+def _check(path: Path, state: os.stat_result) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise ConfigurationError(f"{path} (users) is not a regular file")
+    mode = stat.S_IMODE(state.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"{path} (users) can be changed or read by others than its owner (mode {mode:04o}): look who is in it, and chmod 600 {path}"
+        )
+    if state.st_uid not in (os.geteuid(), 0):
+        raise ConfigurationError(
+            f"{path} (users) belongs to another user (uid {state.st_uid}): who owns it can change it"
+        )
+    folder = path.absolute().parent.stat()
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"{path} (users) is in a folder that everybody can write to, so that anybody can replace it: chmod o-w {path.parent}"
+        )
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What differs when a file was written again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
+
+
+def _parse(content: Any) -> tuple[User, ...]:
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    users = tuple(_user(one) for one in content["users"])
+    for what in ([user.name for user in users], [user.token for user in users if user.token]):
+        if len(set(what)) != len(what):
+            raise ValueError("a name or a token is in it twice")
+    return users
+
+
+def _user(entry: Mapping[str, Any]) -> User:
+    user = User(**{name: str(value) for name, value in entry.items()})  # type: ignore[arg-type]  # looked at below
+    if not _NAME.fullmatch(user.name):
+        raise ValueError("a name in it cannot be one")
+    if user.role not in ROLES:
+        raise ValueError(f"{user.name} has no role that there is: {' or '.join(ROLES)}")
+    if not is_hash(user.secret):
+        raise ValueError(f"the secret of {user.name} is no hash")
+    if user.token and id_of(f"bwt-{user.token}-x") != user.token:
+        raise ValueError(f"the token of {user.name} has no id")
+    return user
+
+
+def _why(error: Exception) -> str:
+    """Why, without what stands in the file: it may hold a secret in the wrong place."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON in line {error.lineno}"
+    if type(error) is ValueError:
+        return str(error)
+    return "an entry has not the fields name, role and secret"
