@@ -134,16 +134,18 @@ def find_incident(request: Request, data: Data, incident_id: Id) -> Response:
 
 
 def _twin(page: Page) -> Callable[..., Response]:
-    def twin(record: Annotated[Any, Depends(page.ask)]) -> Response:
+    asked = Depends(page.ask)
+
+    def twin(record: Any = asked) -> Response:
         return as_json(record)
 
     return twin
 
 
 def _page(page: Page) -> Callable[..., Response]:
-    template = f"{'node' if page.name == 'device' else page.name}.html.jinja"
+    asked, template = Depends(page.ask), f"{'node' if page.name == 'device' else page.name}.html.jinja"
 
-    def show(request: Request, record: Annotated[Any, Depends(page.ask)]) -> Response:
+    def show(request: Request, record: Any = asked) -> Response:
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return render(request, template, page=record, here=page.name, twin=links.twin(address))
 

@@ -6,6 +6,7 @@ A page and its JSON never differ because neither is made from anything but the r
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -20,6 +21,8 @@ from starlette.responses import Response
 from bitwitness.web import links
 from bitwitness.web.sessions import Session
 from bitwitness.web.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 _API = ("/api", "/export/", "/events", "/metrics", "/healthz")
@@ -86,7 +89,11 @@ def problem(request: Request, status: int, text: str, headers: Mapping[str, str]
     """An error, in a sentence: as a page where a browser asks for one, else as JSON."""
     if not wants_page(request):
         return as_json({"error": text}, status, headers)
-    made = render(request, "error.html.jinja", status, status=status, text=text)
+    try:
+        made = render(request, "error.html.jinja", status, code=status, text=text)
+    except Exception:  # an error must be told whatever is wrong with the page that tells it
+        logger.exception("the page of an error could not be made")
+        return as_json({"error": text}, status, headers)
     made.headers.update(headers or {})
     return made
 
