@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bitwitness.cli.advice import next_steps
 from bitwitness.cli.output import plain, styled
+from bitwitness.comparisons import Comparison, about, compared, differences
 from bitwitness.evidence import NONFINITE, Observation, Verdict
 from bitwitness.runfiles import Incident
 from bitwitness.topology import Topology
@@ -127,38 +128,27 @@ Block = list[Table | Text]
 
 
 def _blocks(incident: Incident) -> Iterator[Block]:
-    seen = incident.observations
     named = set(incident.verdict.ranks)
-    cases: dict[tuple[str, int, int], list[Observation]] = defaultdict(list)
-    places: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for one in seen:
-        if one.owner is not None:
-            cases[one.check, one.owner, -1 if one.micro is None else one.micro].append(one)
-        else:
-            places[one.check, one.place].append(one)
-    for (check, place), group in sorted(places.items()):
-        yield _place(check, place, group, incident.topology, named)
-    agreed = 0
-    shown = 0
-    for key, group in sorted(cases.items()):
-        values = {value for one in group for value in one.runs}
-        if len(values) < 2 and NONFINITE not in values and not any(one.error for one in group):
-            agreed += 1
-        elif shown < _MOST_ROWS:
-            shown += 1
-            yield _case(key, group, incident.topology, named)
-    hidden = len(cases) - agreed - shown
+    every = compared(incident.observations)
+    for one in every:
+        if one.owner is None:
+            yield _place(one.check, one.place, one.seen, incident.topology, named)
+    cases = [one for one in every if one.owner is not None]
+    differ = [one for one in cases if not one.agrees]
+    for one in differ[:_MOST_ROWS]:
+        yield _case(one, incident.topology, named)
+    hidden, agreed = len(differ[_MOST_ROWS:]), len(cases) - len(differ)
     if hidden:
         yield [Text(f"{hidden} further micro-batches on which runs differ: see incident.json.")]
     if agreed:
         yield [Text(f"On {agreed} further micro-batch{'es' * (agreed > 1)} all runs agreed bit for bit.")]
 
 
-def _case(key: tuple[str, int, int], group: Sequence[Observation], topology: Topology, named: set[int]) -> Block:
-    check, owner, micro = key
-    what = "input" if check == "input" else "result"
-    which = "the micro-batches" if micro < 0 else f"micro-batch {micro}"
-    usual = _usual(group, topology)
+def _case(case: Comparison[Observation], topology: Topology, named: set[int]) -> Block:
+    group = case.seen
+    what = "input" if case.check == "input" else "result"
+    which = "the micro-batches" if case.micro is None else f"micro-batch {case.micro}"
+    usual = case.usual(lambda rank: _node(rank, topology))
     table = _table("role", "rank", "node", "first run", "repeats", "")
     for one in sorted(group, key=lambda one: _ORDER.index(_role(one, topology))):
         style = "red" if one.rank in named else ""
@@ -172,8 +162,8 @@ def _case(key: tuple[str, int, int], group: Sequence[Observation], topology: Top
             one.error or ("differs" if differs else ""),
         ]
         table.add_row(*(styled(cell, style) for cell in row))
-    title = _title(f"{what} of {which} of rank {owner}")
-    return [title, table, *(styled(line, "dim") for line in _differences(group))]
+    title = _title(f"{what} of {which} of rank {case.owner}")
+    return [title, table, *(styled(line, "dim") for line in differences(group))]
 
 
 _ORDER = ("owner", "first witness", "second witness", "witness")
@@ -190,18 +180,6 @@ def _role(one: Observation, topology: Topology) -> str:
     return _ORDER[3]
 
 
-def _usual(group: Sequence[Observation], topology: Topology) -> str | None:
-    """The value that most nodes produced; None where no value leads."""
-    nodes: dict[str, set[str]] = defaultdict(set)
-    for one in group:
-        for value in one.runs:
-            nodes[value].add(_node(one.rank, topology))
-    counts = Counter({value: len(where) for value, where in nodes.items()}).most_common(2)
-    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]) or counts[0][0] == NONFINITE:
-        return None
-    return counts[0][0]
-
-
 def _repeats(one: Observation) -> str:
     if not one.repeats:
         return "none"
@@ -210,17 +188,6 @@ def _repeats(one: Observation) -> str:
     if len(set(one.repeats)) == 1:
         return f"{len(one.repeats)} x {_short(one.repeats[0]) or '-'}"
     return " ".join(_short(value) or "-" for value in one.repeats)
-
-
-def _differences(group: Sequence[Observation]) -> Iterator[str]:
-    """In what the runs differ from training: loss, and which gradients."""
-    told = [one.detail for one in group if one.detail]
-    if any(detail.get("loss_differs") for detail in told):
-        yield "differs in the loss"
-    names = list(dict.fromkeys(name for detail in told for name in _names(detail)))
-    count = max((int(detail.get("gradients_differing") or 0) for detail in told), default=0)
-    if names:
-        yield f"differs in {max(count, len(names))} gradients: {_some(names)}"
 
 
 def _place(check: str, place: str, group: Sequence[Observation], topology: Topology, named: set[int]) -> Block:
@@ -237,32 +204,14 @@ def _place(check: str, place: str, group: Sequence[Observation], topology: Topol
     table = _table("rank", "node", "value", "")
     for one in sorted(rest[: 4 * _MOST_ROWS], key=lambda one: one.rank):
         style = "red" if one.rank in named else ""
-        about = one.error or _about_value(one.detail)
-        table.add_row(
-            *(styled(cell, style) for cell in (one.rank, _node(one.rank, topology), _short(one.value), about))
-        )
+        said = one.error or about(one.detail)
+        table.add_row(*(styled(cell, style) for cell in (one.rank, _node(one.rank, topology), _short(one.value), said)))
     block: Block = [_title(f"{title} ({check})"), table]
     if hidden:
         block.append(Text(f"and {len(hidden)} more ranks with the value {plain(_short(usual))}"))
     if len(rest) > 4 * _MOST_ROWS:
         block.append(Text(f"and {len(rest) - 4 * _MOST_ROWS} more ranks: see incident.json"))
     return block
-
-
-def _about_value(detail: Mapping[str, Any]) -> str:
-    names = _names(detail)
-    if names:
-        return f"differs in {detail.get('differing', len(names))} tensor(s): {_some(names)}"
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in detail.items())
-
-
-def _names(detail: Mapping[str, Any]) -> list[str]:
-    names = detail.get("differs", ())
-    return [str(name) for name in names] if isinstance(names, list | tuple) else []
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f", and {len(names) - 4} more listed in incident.json" if len(names) > 4 else "")
 
 
 def _node(rank: int, topology: Topology) -> str:

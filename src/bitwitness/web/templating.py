@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from bitwitness.errors import MissingExtra
+from bitwitness.evidence import NONFINITE
 from bitwitness.web import drawing, reasons
 
 try:
@@ -149,7 +150,7 @@ def ago(time: datetime, now: datetime) -> str:
 
 def digest(value: str) -> str:
     """As much of a digest as a person compares by eye."""
-    return value if len(value) <= _DIGITS or value == reasons.NONFINITE else f"{value[:_DIGITS]}…"
+    return value if len(value) <= _DIGITS or value == NONFINITE else f"{value[:_DIGITS]}…"
 
 
 def brief(text: str, most: int = 96) -> str:
