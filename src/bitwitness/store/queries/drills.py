@@ -1,0 +1,107 @@
+"""Whether the detectors fire where a fault was injected on purpose, and whether they cry wolf where none was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from bitwitness.store.database import Database
+from bitwitness.store.pages import CheckTally, DrillRow, DrillsPage
+from bitwitness.store.queries.bound import false_alarm_bound
+from bitwitness.store.queries.paging import part
+from bitwitness.store.queries.rows import INCIDENTS, in_order, incident_rows
+from bitwitness.store.tables import coverage, drills, incidents, runs
+
+OUTCOMES = ("caught", "caught, unattributed", "named wrongly", "missed", "unclear")
+_FALSE_ALARMS = 100
+
+
+def drills_page(database: Database, *, page: int = 1, size: int = 100) -> DrillsPage:
+    """The drills, newest first, the false alarms, and what follows of both.
+
+    Raises:
+        StoreError: the database does not answer.
+    """
+    with database.read() as connection:
+        by_outcome = sa.select(drills.c.outcome, sa.func.count().label("many")).group_by(drills.c.outcome)
+        found = {row.outcome: row.many for row in connection.execute(by_outcome)}
+        total = sum(found.values())
+        shown = part(total, page, size)
+        false = connection.execute(
+            INCIDENTS.where(incidents.c.judgement == "false alarm")
+            .order_by(incidents.c.time.desc(), incidents.c.id.desc())
+            .limit(_FALSE_ALARMS)
+        ).all()
+        unjudged = sa.select(sa.func.count()).select_from(incidents).where(incidents.c.judgement == "")
+        return DrillsPage(
+            drills=tuple(_drill(row) for row in connection.execute(_part(shown.offset, shown.size))),
+            total=total,
+            page=shown.page,
+            pages=shown.pages,
+            outcomes={outcome: found.get(outcome, 0) for outcome in OUTCOMES},
+            false_alarms=incident_rows(connection, false),
+            open=connection.scalar(unjudged) or 0,
+            tallies=_tallies(connection),
+        )
+
+
+def _part(offset: int, size: int) -> sa.Select[Any]:
+    return (
+        sa.select(
+            drills,
+            runs.c.name.label("run_name"),
+            incidents.c.name.label("incident"),
+            incidents.c.check.label("by"),
+        )
+        .join(runs, runs.c.id == drills.c.run_id)
+        .outerjoin(incidents, incidents.c.id == drills.c.incident_id)
+        .order_by(drills.c.time.desc(), drills.c.id.desc())
+        .offset(offset)
+        .limit(size)
+    )
+
+
+def _drill(row: Any) -> DrillRow:
+    return DrillRow(
+        time=row.time,
+        run=row.run_id,
+        run_name=row.run_name,
+        fault=row.spec,
+        rank=row.rank,
+        node=row.node,
+        step=row.step,
+        outcome=row.outcome or "unclear",
+        check=row.by or "",
+        incident=row.incident or "",
+        late=row.late,
+    )
+
+
+def _tallies(connection: sa.Connection) -> tuple[CheckTally, ...]:
+    """By check, over all runs: what passed where nothing was wrong, and what a person has called false.
+
+    A check that was not satisfied has had its chance as well, so a false alarm is one of the trials.
+    """
+    check = coverage.c.check
+    passed: Mapping[str, int] = {
+        row.name: int(row.passed)
+        for row in connection.execute(
+            sa.select(check.label("name"), sa.func.sum(coverage.c.passed).label("passed")).group_by(check)
+        )
+    }
+    false: Mapping[str, int] = {
+        row.name: row.many
+        for row in connection.execute(
+            sa.select(incidents.c.check.label("name"), sa.func.count().label("many"))
+            .where(incidents.c.judgement == "false alarm")
+            .group_by(incidents.c.check)
+        )
+    }
+    made = {name: _tally(name, passed.get(name, 0), false.get(name, 0)) for name in {*passed, *false} - {""}}
+    return tuple(in_order(made))
+
+
+def _tally(name: str, passed: int, false: int) -> CheckTally:
+    return CheckTally(name, passed, false, false_alarm_bound(false, passed + false) if passed else None)

@@ -1,0 +1,158 @@
+"""The ledger as a map that can be drawn, thinned without ever rounding a gap away.
+
+The database adds up the ranges by the cells in which they begin and end, so what comes back does not grow with the length of
+the run. Ranges of one rank and check never overlap, so the sums are counts of rank-steps: a cell that lacks a single one of
+those that were made is not `passed`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from bitwitness.store.pages import Cell, LedgerMap
+from bitwitness.store.queries.rows import in_order
+from bitwitness.store.tables import ledger
+
+ROWS, COLUMNS = 64, 160
+_REASONS = 2_000
+"""Cells of a map that say why; failed ones first."""
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which cells there are.
+
+    Attributes:
+        ranks: how many, from 0.
+        first, last: steps that were made; none if `last` is less.
+        height, width: ranks of a row, steps of a column.
+    """
+
+    ranks: int
+    first: int
+    last: int
+    height: int
+    width: int
+
+    @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """First and last rank of each row."""
+        return _spans(0, self.ranks - 1, self.height)
+
+    @property
+    def columns(self) -> tuple[tuple[int, int], ...]:
+        """First and last step of each column."""
+        return _spans(self.first, self.last, self.width)
+
+
+def grid(ranks: int, first: int, last: int) -> Grid:
+    """The finest that can be drawn."""
+    return Grid(ranks, first, last, max(1, -(-ranks // ROWS)), max(1, -(-(last - first + 1) // COLUMNS)))
+
+
+def _spans(first: int, last: int, size: int) -> tuple[tuple[int, int], ...]:
+    return tuple((start, min(start + size - 1, last)) for start in range(first, last + 1, size))
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Rank-steps of the cells of one check, by row and column."""
+
+    steps: dict[str, dict[tuple[int, int], int]] = field(
+        default_factory=lambda: {outcome: defaultdict(int) for outcome in ("passed", "unverified", "failed")}
+    )
+    reasons: dict[tuple[int, int], tuple[bool, str]] = field(default_factory=dict)
+
+    def add(self, outcome: str, reason: str, row: int, counts: Sequence[tuple[int, int]]) -> None:
+        for column, steps in counts:
+            self.steps[outcome][row, column] += steps
+            if outcome != "passed" and reason:
+                kept = self.reasons.get((row, column))
+                if kept is None or (outcome == "failed" and not kept[0]):
+                    self.reasons[row, column] = (outcome == "failed", reason)
+
+
+def ledger_maps(connection: sa.Connection, run: int, cells: Grid, wanted: Sequence[str] = ()) -> tuple[LedgerMap, ...]:
+    """The ledger of a run, a map a check; of checks that are `wanted` and have no record, one that is nothing but gaps."""
+    if cells.ranks <= 0 or cells.last < cells.first:
+        return ()
+    tallies: dict[str, _Tally] = {check: _Tally() for check in wanted}
+    for one in connection.execute(_sums(run, cells)):
+        check, outcome = one._mapping["check"], one.outcome
+        if outcome in ("passed", "unverified", "failed"):
+            tallies.setdefault(check, _Tally()).add(outcome, one.reason or "", one.row, _by_column(one, cells))
+    return tuple(in_order({check: _map(check, tally, cells) for check, tally in tallies.items()}))
+
+
+def _sums(run: int, cells: Grid) -> sa.Select[Any]:
+    """The ranges of a run, added up by row, by the columns in which they begin and end, and by outcome."""
+    begins, ends = ledger.c.first - cells.first, ledger.c.last - cells.first
+    last = sa.case((ends > cells.last - cells.first, cells.last - cells.first), else_=ends)
+    each = (
+        sa.select(
+            ledger.c.check,
+            (ledger.c.rank // cells.height).label("row"),
+            (begins // cells.width).label("start"),
+            (last // cells.width).label("stop"),
+            ledger.c.outcome,
+            begins.label("begins"),
+            last.label("ends"),
+            sa.func.substr(ledger.c.reason, 1, _LONGEST).label("reason"),
+        )
+        .where(
+            ledger.c.run_id == run,
+            ledger.c.rank < cells.ranks,
+            ledger.c.last >= cells.first,
+            ledger.c.first <= cells.last,
+        )
+        .subquery()
+    )
+    keys = (each.c.check, each.c.row, each.c.start, each.c.stop, each.c.outcome)
+    return sa.select(
+        *keys,
+        sa.func.count().label("ranges"),
+        sa.func.sum(each.c.begins).label("begins"),
+        sa.func.sum(each.c.ends).label("ends"),
+        sa.func.max(each.c.reason).label("reason"),
+    ).group_by(*keys)
+
+
+def _by_column(one: Any, cells: Grid) -> list[tuple[int, int]]:
+    """How many rank-steps of a group of ranges are in each column: part of its first and last, all of those between."""
+    ranges, begins, ends, width = one.ranges, int(one.begins), int(one.ends), cells.width
+    if one.start == one.stop:
+        return [(one.start, ends - begins + ranges)]
+    between = [(column, ranges * width) for column in range(one.start + 1, one.stop)]
+    head = (one.start, ranges * (one.start + 1) * width - begins)
+    return [head, *between, (one.stop, ends - ranges * one.stop * width + ranges)]
+
+
+def _map(check: str, tally: _Tally, cells: Grid) -> LedgerMap:
+    rows, columns = cells.rows, cells.columns
+    drawn = tuple(
+        tuple(
+            _cell(tally, (row, column), (high - low + 1) * (last - first + 1))
+            for column, (first, last) in enumerate(columns)
+        )
+        for row, (low, high) in enumerate(rows)
+    )
+    said = sorted(tally.reasons.items(), key=lambda one: (not one[1][0], one[0]))[:_REASONS]
+    return LedgerMap(check, rows, columns, drawn, {f"{row},{column}": text for (row, column), (_, text) in said})
+
+
+def _cell(tally: _Tally, at: tuple[int, int], there: int) -> Cell:
+    """`passed` only if every rank-step that was made is; failed wins over everything."""
+    if tally.steps["failed"].get(at):
+        return "failed"
+    passed = tally.steps["passed"].get(at, 0)
+    if passed >= there:
+        return "passed"
+    if passed:
+        return "partly"
+    return "unverified" if tally.steps["unverified"].get(at) else "gap"

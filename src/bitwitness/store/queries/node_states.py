@@ -1,0 +1,127 @@
+"""What a node is called, from what is known of it: pure, because it is what people act upon, and has to be read in a table.
+
+Two rules are above all others. Nobody is `suspected` who was not named: to be involved in an incident that names nobody is no
+blame. And nobody is `in service` because nothing is known: only where a run trains on it, or a person has returned it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from bitwitness.store.pages import NodeState
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known of a node.
+
+    Attributes:
+        name: of it.
+        devices: how many were seen on it.
+        seen: when a rank was last seen on it.
+        proposals: those that are not at their end, and the one that changed last, newest first.
+        returned: when a person last returned it to service, or "".
+        strikes: incidents that name it, and still count.
+        involved: unattributed incidents in which it was a candidate.
+        denied: runs whose quarantine denies it or a device of it.
+        training: runs that train on it now.
+    """
+
+    name: str
+    devices: int = 0
+    seen: str = ""
+    proposals: list[Any] = field(default_factory=list)
+    returned: str = ""
+    strikes: int = 0
+    involved: int = 0
+    denied: int = 0
+    training: int = 0
+
+
+_OUT = ("done", "already out")
+_LIVE: dict[str, tuple[NodeState, str]] = {
+    "unclear": ("unclear", "It may have been taken out or not, and a person must look"),
+    "acting": ("acting", "The cluster was asked for a {act}, and does not show it yet"),
+    "failed": ("held", "The cluster refused a {act}, which is tried again"),
+    "held": ("held", "A {act} is held"),
+    "proposed": ("held", "A {act} is proposed, and not looked at yet"),
+}
+_URGENCY = ("waits", *_LIVE)
+
+
+def state_of_node(one: Facts) -> tuple[NodeState, str]:
+    """The state of a node, and the same in a sentence."""
+    live = [each for each in one.proposals if _live(each) and each.act]
+    if live:
+        return _of_live(min(live, key=lambda each: _URGENCY.index(_live(each))))
+    newest = one.proposals[0] if one.proposals else None
+    if newest is not None and newest.status in _OUT:
+        if one.returned < newest.updated:
+            return "out", _sentence(f"Taken out of service ({newest.act or newest.action})", newest.reason)
+    elif newest is not None and newest.status == "expired" and one.returned < newest.updated:
+        return "held", _sentence(
+            "It is still in service: it could not be taken out in time, a person must look", newest.why
+        )
+    if one.strikes:
+        return "suspected", _sentence(_named(one), _so_far(newest, one))
+    return _of_nothing(one)
+
+
+def _live(proposal: Any) -> str:
+    """How urgent a proposal is, in a word; "" for one at its end."""
+    if proposal.waits:
+        return "waits"
+    return proposal.status if not proposal.final and proposal.status in _LIVE else ""
+
+
+def _of_live(one: Any) -> tuple[NodeState, str]:
+    if one.waits:
+        return "waits for approval", _sentence(f"A {one.act} waits for a person's approval", one.reason)
+    state, text = _LIVE[one.status]
+    return state, _sentence(text.format(act=one.act), one.why)
+
+
+def _named(one: Facts) -> str:
+    return f"Named by {one.strikes} incident{'s' * (one.strikes != 1)}"
+
+
+def _so_far(newest: Any, one: Facts) -> str:
+    """What is done about a node that was named."""
+    if newest is not None and newest.status == "observed":
+        return f"the policy only observes, so no {newest.act or newest.action} is asked for"
+    if newest is not None and newest.status == "nothing":
+        return (
+            f"proposed is to {newest.action}" if newest.action in ("watch", "re-test") else f"proposed: {newest.action}"
+        )
+    if one.denied:
+        return f"denied by the quarantine of {one.denied} run{'s' * (one.denied != 1)}"
+    return "nothing is proposed"
+
+
+def _of_nothing(one: Facts) -> tuple[NodeState, str]:
+    """Nothing is held against it."""
+    doubt = ""
+    if one.involved:
+        doubt = (
+            f"it was involved in {one.involved} unattributed incident{'s' * (one.involved != 1)}, which names nobody"
+        )
+    if one.denied:
+        return "held", _sentence(
+            f"No incident that counts names it, and the quarantine of {one.denied} run{'s' * (one.denied != 1)} denies it or a device of it",
+            doubt,
+        )
+    if one.training:
+        return "in service", _sentence(
+            f"{one.training} run{'s' * (one.training != 1)} train{'s' * (one.training == 1)} on it now", doubt
+        )
+    if one.returned:
+        return "in service", _sentence(f"Returned to service by a person at {one.returned}", doubt)
+    return "unknown", _sentence(
+        "Nothing is held against it, no run trains on it now, and the fleet has no record of it", doubt
+    )
+
+
+def _sentence(text: str, more: str) -> str:
+    rest = more.strip().removesuffix(".")
+    return f"{text}: {rest}." if rest else f"{text}."
