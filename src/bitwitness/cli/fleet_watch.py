@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import signal
 import tempfile
@@ -19,8 +18,9 @@ from typing import Any
 import click
 
 from bitwitness.cli.entry import INTERRUPTED
+from bitwitness.cli.logs import log_to_stderr
 from bitwitness.cli.options import seconds_up_to
-from bitwitness.cli.output import console, plain, styled
+from bitwitness.cli.output import console, styled
 from bitwitness.cli.runs import GIVEN_PATH, is_run
 from bitwitness.errors import ConfigurationError
 from bitwitness.fleet.clock import Clock
@@ -131,21 +131,11 @@ def watch(
     # Absolute: it stands in messages, which are read elsewhere.
     state = state.absolute()
     asked = Asked(runs, parents, state, policy, policy_file, once, listen, token_file, every, as_json, publish, act)
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Plain("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    log_to_stderr()
     if dry_run:
         _rehearse(asked)
     else:
         _watch(asked)
-
-
-class _Plain(logging.Formatter):
-    """Lines that stay lines: names of runs and of nodes come from elsewhere, and must not forge others."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name
-        """The line; a traceback, which is ours, comes behind it as it is."""
-        return plain(super().formatMessage(record))
 
 
 def _check(runs: Sequence[Path], parents: Sequence[Path], listen: object, token_file: Path | None) -> None:

@@ -22,12 +22,14 @@ COMMANDS = {
     "bench": "bitwitness.cli.bench",
     "campaign": "bitwitness.cli.campaign",
     "checkpoint": "bitwitness.cli.checkpoint",
+    "console": "bitwitness.cli.console",
     "demo": "bitwitness.cli.demo",
     "fault": "bitwitness.cli.fault",
     "fleet": "bitwitness.cli.fleet",
     "incident": "bitwitness.cli.incident",
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",
+    "serve": "bitwitness.cli.serve",
 }
 """Each command, and the module that holds a click command of that name."""
 

@@ -29,6 +29,8 @@ REQUEST_SECONDS = 40.0
 """From the connection, or the end of the answer before, to the end of an answer."""
 HEADER_SECONDS = 5.0
 """Of these, until a request has come but for its body: a connection that says nothing keeps others out."""
+DOWNLOAD_SECONDS = 900.0
+"""To the end of an answer that is long on purpose, if its reader takes some of it within each `REQUEST_SECONDS`."""
 _CONNECTIONS = 256
 _HEADERS = 16 << 10
 _STARTING_SECONDS = 30.0
@@ -39,6 +41,14 @@ class Server:
 
     Attributes:
         host, port: where it listens; the port that the system chose, if 0 was asked for.
+
+    Args:
+        app: what answers.
+        host, port: where to listen.
+        request_seconds, header_seconds, connections: the bounds.
+        downloads: answers below this path are long on purpose, and bounded by `download_seconds`; "" for none.
+        download_seconds: see `DOWNLOAD_SECONDS`.
+        option: which one the message names where it cannot listen.
 
     Raises:
         ConfigurationError: it cannot listen there, e.g. because another program does.
@@ -52,13 +62,19 @@ class Server:
         request_seconds: float = REQUEST_SECONDS,
         header_seconds: float = HEADER_SECONDS,
         connections: int = _CONNECTIONS,
+        *,
+        downloads: str = "",
+        download_seconds: float = DOWNLOAD_SECONDS,
+        option: str = "--listen",
     ) -> None:
-        self._socket = _listen(host, port)
+        self._socket = _listen(host, port, option)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         bounds = {
             "seconds": request_seconds,
             "header_seconds": min(header_seconds, request_seconds),
             "most": connections,
+            "downloads": downloads,
+            "download_seconds": download_seconds,
         }
         protocol = type("Bounded", (_BoundedProtocol,), bounds)
         config = uvicorn.Config(
@@ -107,7 +123,7 @@ class Server:
         try:
             self._server.run(sockets=[self._socket])
         except BaseException:
-            logger.exception("the web server has ended; the controller goes on without it")
+            logger.exception("the web server has ended; everything else goes on without it")
 
 
 def serve(app: Starlette, host: str, port: int) -> Server:
@@ -115,7 +131,7 @@ def serve(app: Starlette, host: str, port: int) -> Server:
     return Server(app, host, port)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -128,7 +144,7 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {why}; choose another --listen") from error
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {why}; choose another {option}") from error
     return listening
 
 
@@ -136,7 +152,10 @@ class _BoundedProtocol(H11Protocol):
     """A connection that ends when a request takes too long, whoever is to blame."""
 
     seconds, header_seconds, most = REQUEST_SECONDS, HEADER_SECONDS, _CONNECTIONS
+    downloads, download_seconds = "", DOWNLOAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
+    _latest = 0.0
+    _taken = False
     _asked_nothing = True
     _since = 0.0
 
@@ -159,6 +178,8 @@ class _BoundedProtocol(H11Protocol):
         if self.cycle is not before:
             self._asked_nothing = False
             self._restart(self.seconds)
+            long = bool(self.downloads) and self.cycle.scope["path"].startswith(self.downloads)
+            self._latest = self.loop.time() + (self.download_seconds if long else 0)
         elif first and before is not None:
             self._asked_nothing = False
             self._restart(self.header_seconds)
@@ -171,9 +192,14 @@ class _BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Count anew for the next request; how long it may be waited for, uvicorn knows."""
-        self._asked_nothing, self._since = True, self.loop.time()
+        self._asked_nothing, self._since, self._latest = True, self.loop.time(), 0.0
         self._restart(self.seconds)
         super().on_response_complete()
+
+    def resume_writing(self) -> None:
+        """The reader of a long answer has taken some of it."""
+        self._taken = True
+        super().resume_writing()
 
     def _restart(self, seconds: float) -> None:
         if self._deadline is not None:
@@ -181,5 +207,9 @@ class _BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self._too_slow)
 
     def _too_slow(self) -> None:
+        if self.loop.time() < self._latest and (self._taken or self.transport.get_write_buffer_size() == 0):
+            self._taken = False
+            self._restart(self.seconds)
+            return
         logger.debug("a connection was closed: its request was not over in time")
         self.transport.abort()

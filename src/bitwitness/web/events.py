@@ -47,6 +47,10 @@ class Changes:
         self._asking: asyncio.Lock | None = None
         self._streams: dict[str, int] = {}
 
+    def stop(self) -> None:
+        """End all streams, within a second."""
+        self.stopping = True
+
     def refresh(self) -> int:
         """Ask now. What cannot be asked is what it was: pages say that the database is away."""
         try:
@@ -106,16 +110,15 @@ async def events(request: Request, since: int = -1) -> Response:
 
 async def _stream(changes: Changes, since: int, client: str) -> AsyncIterator[bytes]:
     if not changes.enter(client):
-        newest = await changes.newest()
-        yield b"retry: %d\n\n" % _LATER + (_changed(newest) if newest != since else b"")
+        latest = await changes.newest()
+        yield b"retry: %d\n\n" % _LATER + (_changed(latest) if latest != since else b"")
         return
     try:
         yield b"retry: %d\n\n" % _AGAIN
         end = time.monotonic() + changes.seconds
         while (left := end - time.monotonic()) > 0 and not changes.stopping:
             newest = await changes.until(since, min(left, _QUIET_SECONDS))
-            if newest is not None:
-                since = newest
+            since = since if newest is None else newest
             yield _changed(newest) if newest is not None else b": nothing new\n\n"
     finally:
         changes.leave(client)

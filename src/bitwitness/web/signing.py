@@ -31,6 +31,8 @@ _WAITING = 8
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 1000
 
+_Counted = list[tuple[Buckets, object]]
+
 
 class Refused(BitwitnessError):
     """Nobody is signed in by this. `status`: of the answer; `wait`: seconds after which it may be tried again, or 0."""
@@ -92,7 +94,7 @@ class Signing:
         known = self._recall(token)
         if known == user.fingerprint:
             return user
-        buckets = [(self._clients, ("bearer", network(client))), (self._names, ("bearer", token_id))]
+        buckets: _Counted = [(self._clients, ("bearer", network(client))), (self._names, ("bearer", token_id))]
         self._take(buckets)
         if await self._verify(lambda: user, token) is None:
             raise Refused(401, "the token is wrong or was withdrawn: send it as Authorization: Bearer TOKEN")
@@ -113,13 +115,13 @@ class Signing:
         """Whether it was made of these parts, by this process."""
         return hmac.compare_digest(given.encode(errors="replace"), self.seal(*parts).encode())
 
-    def _buckets(self, name: str, client: str, browser: str) -> list[tuple[Buckets, object]]:
+    def _buckets(self, name: str, client: str, browser: str) -> _Counted:
         known, _, seal = browser.partition(".")
         if known and self.sealed(seal, "browser", known, name):
             return [(self._known_browsers, known)]
         return [(self._clients, network(client)), (self._names, digest(name)), (self._all, "")]
 
-    def _take(self, buckets: list[tuple[Buckets, object]]) -> None:
+    def _take(self, buckets: _Counted) -> None:
         now = self._clock()
         for position, (bucket, key) in enumerate(buckets):
             wait = bucket.take(key, now)
@@ -129,7 +131,7 @@ class Signing:
                 seconds = max(1, math.ceil(wait))
                 raise Refused(429, f"there were too many wrong tries: try again in {seconds} s", seconds)
 
-    def _give_back(self, buckets: list[tuple[Buckets, object]]) -> None:
+    def _give_back(self, buckets: _Counted) -> None:
         now = self._clock()
         for bucket, key in buckets:
             bucket.give_back(key, now)
