@@ -1,7 +1,8 @@
 """`bitwitness demo`, for real: each case is three training jobs of several processes, the last under `bitwitness run`.
 
-These are the smallest that show each path; `make demo` runs it in full. What is concluded from what they leave is tested in
-tests/examples/test_report.py.
+These are the smallest that show each path; `make demo` runs it in full. Where one has just been run, as `.ci/run` does,
+`BITWITNESS_TEST_DEMO` names its directory, and that one is judged instead of another. What is concluded from what they leave is
+tested in tests/examples/test_report.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bitwitness.cli.main import cli
-from bitwitness.examples.plan import Settings
+from bitwitness.examples.plan import Settings, device_name
+from bitwitness.examples.report import conclude
 from bitwitness.runfiles import RunFiles, read_incident
 
 EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
@@ -40,29 +42,48 @@ def losses(record: dict[str, Any]) -> dict[str, list[Any]]:
     return by_training
 
 
-def test_a_wrong_matrix_product(tmp_path: Path) -> None:
+@pytest.fixture
+def has_run(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """The directory of a demo, and what came of it."""
+    given = os.environ.get("BITWITNESS_TEST_DEMO")
+    if not given:
+        return tmp_path / "run", report(demo("--json", "--run-dir", tmp_path / "run", *THREE))
+    run_dir = Path(given).absolute()
+    (stopped,) = (run_dir / "guarded" / "supervise").glob("*/stop.json")
+    found = conclude(Settings.read(run_dir), run_dir, json.loads(stopped.read_text())["exit_code"], 1.0)
+    assert not found.problems
+    record: dict[str, Any] = json.loads(json.dumps(found.to_json()))
+    return run_dir, record | {"report": str(run_dir / "report.html")}
+
+
+def test_a_wrong_matrix_product(has_run: tuple[Path, dict[str, Any]]) -> None:
     """As `make demo` runs it: found, named, in quarantine, and finished on the spare as if nothing had happened."""
-    run_dir = tmp_path / "run"
-    record = report(demo("--json", "--run-dir", run_dir, *THREE))
+    run_dir, record = has_run
+    settings = Settings.read(run_dir)
+    every, device = settings.checkpoint_every, settings.rank % settings.ranks_per_node
     step, rank = record["injected_step"], record["true_rank"]
+    assert (step, rank) == (settings.step, settings.rank)
     assert record["detected_step"] == step
     assert record["before_update"] is True
     assert (record["check"], record["kind"], record["persistence"]) == ("replay", "compute", "persistent")
     assert record["status"] == "attributed"
     assert record["named_ranks"] == [rank]
-    assert record["named_nodes"] == [record["true_node"]] == [f"node-{rank}"]
+    assert record["named_nodes"] == [record["true_node"]] == [settings.node]
     assert record["right"] is True
     assert record["false_alarms"] == 0
-    assert record["checks_passed"] == {"numerics": 18, "replay": 18, "replicas": 18}  # 3 ranks, 6 steps
+    assert record["checks_passed"] == dict.fromkeys(
+        ("numerics", "replay", "replicas"), settings.world_size * settings.steps
+    )
     assert record["guard_changes_no_bit"] is True
-    assert record["resumed_from_step"] == step // 2 * 2
+    assert record["resumed_from_step"] == step // every * every
     assert record["final_weights_equal_clean_run"] is True
     assert (record["generations"], record["run_exit_code"]) == (2, 0)
-    assert record["quarantined"] == {"devices": [f"node-{rank}/cpu-0"], "nodes": []}
-    assert [(one["step"], one["verified"]) for one in record["checkpoints"]] == [(2, True), (4, True), (6, True)]
+    assert record["quarantined"] == {"devices": [device_name(settings.node, device)], "nodes": []}
+    saved = range(every, settings.steps + 1, every)
+    assert [(one["step"], one["verified"]) for one in record["checkpoints"]] == [(one, True) for one in saved]
     assert {one["passed"]["replay"] - one["step"] for one in record["checkpoints"]} == {-1}
     told = " / ".join(one["what"] for one in record["recovery"])
-    assert f"node-3 in the place of node-{rank}" in told
+    assert f"node-{settings.nodes} in the place of {settings.node}" in told
     curves = losses(record)
     assert curves["clean"] == curves["guarded"]
     assert curves["clean"][:step] == curves["unguarded"][:step]
@@ -75,7 +96,7 @@ def test_a_wrong_matrix_product(tmp_path: Path) -> None:
     assert f"persistent compute corruption on rank {rank}" in shown.stdout
     assert "quarantined" in shown.stdout
     listed = CliRunner().invoke(cli, ["quarantine", "list", str(run_dir / "guarded")])
-    assert f"node-{rank}/cpu-0" in listed.stdout
+    assert device_name(settings.node, device) in listed.stdout
     assert "equal, bit for bit" in Path(record["report"]).read_text()
 
 

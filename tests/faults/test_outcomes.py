@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -200,8 +201,11 @@ def wandering(draw: random.Random, alike: float, jump: float = 0.0, at: int = 0)
     return tuple(losses)
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("count", [3, 6])
+PAIRS = ((0.0, 3), (0.5, 6), (0.9, 3))
+MORE_PAIRS = ((0.0, 6), (0.5, 3), (0.9, 6)) if os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" else ()
+
+
+@pytest.mark.parametrize(("alike", "count"), PAIRS + MORE_PAIRS)
 def test_noise_is_not_harm_and_a_jump_of_six_sigma_is(alike: float, count: int) -> None:
     """Looking at 200 steps finds three sigma in one run of seven, so that as many of the harmless faults were called harmful."""
     draw = random.Random(f"{alike}/{count}")

@@ -29,8 +29,8 @@ VARIANTS = {
     "two workers": Course(workers=2),
     "accumulated": Course(accumulate=2),
     "scaler": Course(scaler=True),
-    "second epoch": Course(steps=36, every=16),
-    "end of an epoch": Course(steps=33, every=15),
+    "third epoch": Course(steps=19, every=8),
+    "end of an epoch": Course(steps=17, every=7),
 }
 
 

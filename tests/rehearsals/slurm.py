@@ -1,6 +1,6 @@
-"""From a wrong number to a drained node and back, on a real Slurm cluster of five slurmd on this machine: `make rehearse-slurm`.
+"""From a wrong number to a drained node and back, on a real Slurm cluster of four slurmd on this machine: `make rehearse-slurm`.
 
-Two guarded jobs of four ranks are submitted by sbatch. One is never hit. In the other the node that runs rank 1 computes
+Two guarded jobs of three ranks are submitted by sbatch. One is never hit. In the other the node that runs rank 1 computes
 wrongly, and goes on doing so. What has to be seen: the job ends with 160; the controller drains that node and says why; the
 job is started again without it, goes on from a checkpoint that was verified, and every rank ends with the very bits of the job
 that was never hit. Exit code 0 only if all of it was seen.
@@ -24,7 +24,7 @@ from tests.fleet.slurm.real import Slurm, missing, slurm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BITWITNESS = Path(sys.executable).with_name("bitwitness")
-BAD, NODES, TRAIN, LIMIT = "n2", 5, 4, 150.0
+BAD, NODES, TRAIN, LIMIT = "n2", 4, 3, 150.0
 FAULT = f"node={BAD} grad_w:* @ step=7 : n=1 -> bit=24 ; permanent"
 
 HEAD = f"""\
