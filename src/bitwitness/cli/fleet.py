@@ -10,6 +10,7 @@ _COMMANDS = {
     "admit": "bitwitness.cli.fleet_admit",
     "agent": "bitwitness.cli.fleet_agent",
     "approve": "bitwitness.cli.fleet_approve",
+    "check": "bitwitness.cli.fleet_check",
     "clear": "bitwitness.cli.fleet_clear",
     "history": "bitwitness.cli.fleet_history",
     "rehearse": "bitwitness.cli.fleet_rehearse",

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bitwitness.fleet.clusters.base import Act, Call, Check, Cluster, NodeState, Rehearsing
 from bitwitness.fleet.rehearsing import guarded
+
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,16}(?:Z|\+00:00)")
+_VERSION = re.compile(r'\\*"resourceVersion\\*": \\*"[^"\\]*\\*"')
+"""What changes whenever a node is looked at, and changes nothing of what would be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,10 @@ class Preview:
 
 
 def digest_of(calls: Sequence[Call], *more: str) -> str:
-    """What stands for some calls and what else was shown with them. Pure."""
-    shown = [[*call.words, call.body, call.repeatable] for call in calls]
-    return hashlib.sha256(json.dumps([shown, *more], sort_keys=True).encode()).hexdigest()[:32]
+    """What stands for some calls and what else was shown with them, but for the time and the version that was read. Pure."""
+    shown = json.dumps([[[*call.words, call.body, call.repeatable] for call in calls], *more], sort_keys=True)
+    steady = _VERSION.sub("version", _TIME.sub("time", shown))
+    return hashlib.sha256(steady.encode()).hexdigest()[:32]
 
 
 def preview(cluster: Cluster, act: Act, before: NodeState | None = None) -> Preview:

@@ -291,6 +291,19 @@ class Foreseeing(Protocol):
 
 
 @runtime_checkable
+class Checking(Protocol):
+    """A cluster that can check the health of a node that is out of service."""
+
+    def plan_check(self, node: str, state: NodeState) -> tuple[Call, ...]:
+        """The exact calls that start a health check of a node in this state. Pure.
+
+        Raises:
+            ConfigurationError: it cannot be checked now, or at all; says why.
+        """
+        ...
+
+
+@runtime_checkable
 class Troubled(Protocol):
     """A cluster that can say what is wrong with a part of it while the rest goes on."""
 

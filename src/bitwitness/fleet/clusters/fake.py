@@ -36,7 +36,7 @@ When = Literal["before", "after"]
 
 _ACTS: frozenset[ActKind] = frozenset({"drain", "reboot", "replace", "clear"})
 _OUT = ("out", "draining")
-_CALLS = ("drain", "reboot", "replace", "clear", "mark", "unmark", "requeue", "release")
+_CALLS = ("drain", "reboot", "replace", "clear", "mark", "unmark", "check", "requeue", "release")
 
 
 def _now() -> datetime:
@@ -130,6 +130,14 @@ class FakeCluster:
         if act.kind == "clear" or now.service not in _OUT or not now.ours:
             return ()
         return self._missing(valid_node(act.node), now)
+
+    def plan_check(self, node: str, state: NodeState) -> tuple[Call, ...]:
+        """One call, of a node that we have taken out."""
+        if state.service != "out" or not state.ours:
+            raise ConfigurationError(
+                f"{node} is {state.raw or state.service}: only a node that we have taken out is checked"
+            )
+        return (Call(("fake", "check", valid_node(node)), repeatable=False),)
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """By what the node shows: out, another boot, another instance, or in again."""

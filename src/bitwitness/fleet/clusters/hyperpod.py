@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.clusters import hyperpod_check, hyperpod_plan
+from bitwitness.fleet.clusters import hyperpod_check, hyperpod_hand, hyperpod_plan
 from bitwitness.fleet.clusters import hyperpod_limits as limits
 from bitwitness.fleet.clusters.base import (
     Act,
@@ -245,6 +245,10 @@ class HyperPodCluster:
     def plan(self, act: Act, state: NodeState) -> tuple[Call, ...]:
         """The exact calls of an act; none where it has landed already."""
         return hyperpod_plan.plan(act, state, self.inner, self._way)
+
+    def plan_check(self, node: str, state: NodeState) -> tuple[Call, ...]:
+        """The deep health check of a node that is out: those of the settings, else all of one machine."""
+        return hyperpod_hand.plan_check(node, state, self.inner, self._way)
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
         """Whether an act has happened, by what the node and its machine show now."""

@@ -349,6 +349,12 @@ def _checks(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, .
         return _mark(act, now, inner)
     if seen.status != "Running" or seen.health in PENDING.values():
         return ()
+    return start_check(act, now, inner, way)
+
+
+def start_check(act: Act, now: NodeState, inner: Cluster, way: Way) -> tuple[Call, ...]:
+    """The calls that start a deep health check, and note on the node that it was asked for."""
+    seen = seen_in(now)
     group: dict[str, object] = {
         "InstanceGroupName": seen.group,
         "InstanceIds": [seen.instance],
