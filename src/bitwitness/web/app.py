@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bitwitness._version import __version__
-from bitwitness.errors import BitwitnessError
+from bitwitness.errors import BitwitnessError, NotFound
 from bitwitness.store import queries
 from bitwitness.store.database import Database
 from bitwitness.web import entering, events, exporting, files, links, listing, pages
@@ -59,7 +59,7 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     app.add_api_route("/healthz", _healthz, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(getattr(queries, "NotFound", LookupError), pages.not_found)  # until all of it is there
+    app.add_exception_handler(NotFound, pages.not_found)
     app.add_middleware(Guard, settings=settings, sessions=sessions, signing=signing)
     app.add_middleware(Manners)
     return app

@@ -1,7 +1,8 @@
 """Secrets of people and programs: how they are made, hashed and compared. Nothing else sees one for longer than a request.
 
 Hashing is slow on purpose, so that a stolen users file is of little use. It takes memory and a core, so whoever calls `matches`
-bounds how many at once. A name that does not exist is compared as well, against `DUMMY`, in the same time.
+bounds how many at once. Whoever has no secret
+here is compared as well, against `DUMMY` or `DUMMY_TOKEN`: the time tells the form of what was given, and never who is known.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Cost:
 
 
 USUAL = Cost()
+OF_TOKEN = Cost(10, 8, 1)
+"""A token is made of 256 random bits: no hash needs to be slow for it, and a program shows one with each request."""
 _MOST = Cost(17, 16, 8)
 """A users file that asks for more is a mistake or an attack."""
 
@@ -103,5 +106,10 @@ def _parse(kept: str) -> tuple[Cost, bytes, bytes]:
     return parsed
 
 
-DUMMY = f"scrypt${USUAL.log_n}:{USUAL.r}:{USUAL.p}${base64.b64encode(bytes(16)).decode()}${base64.b64encode(bytes(32)).decode()}"
-"""What a secret is compared with where nobody has that name: nothing is known that gives 32 zeros."""
+def _dummy(cost: Cost) -> str:
+    salt, value = (base64.b64encode(bytes(size)).decode() for size in (16, 32))
+    return f"scrypt${cost.log_n}:{cost.r}:{cost.p}${salt}${value}"
+
+
+DUMMY, DUMMY_TOKEN = _dummy(USUAL), _dummy(OF_TOKEN)
+"""What a password or a token is compared with where nobody has it: nothing is known that gives 32 zeros."""

@@ -22,6 +22,7 @@ from bitwitness.web.rendering import as_json, problem, render
 
 _LONGEST = 200
 Searched = Annotated[str, Query(max_length=_LONGEST, description="part of a name")]
+Exact = Annotated[str, Query(max_length=_LONGEST, description="only of this one")]
 Number = Annotated[int, Query(ge=1, le=10**6, description="which page of the list")]
 Size = Annotated[int, Query(ge=1, le=500, description="rows of a page of the list")]
 State = Annotated[Literal["", "training", "silent", "finished", "stopped", "failed", "unknown"], Query()]
@@ -121,8 +122,18 @@ def router() -> APIRouter:
             tags=["Pages"],
         )
         made.add_api_route(page.address, _page(page), methods=["GET"], name=page.name, include_in_schema=False)
+    made.add_api_route(
+        "/api/history", history, methods=["GET"], response_model=tuple[pages.AuditRow, ...], tags=["Pages"]
+    )
     made.add_api_route("/incidents/{incident_id}", find_incident, methods=["GET"], include_in_schema=False)
     return made
+
+
+def history(
+    data: Data, node: Exact = "", incident: Exact = "", who: Exact = "", page: Number = 1, size: Size = 100
+) -> Response:
+    """Who did what, of all sources, newest first: all of what pages show a part of."""
+    return as_json(queries.history(data, node=node, incident=incident, who=who, page=page, size=size))
 
 
 def find_incident(request: Request, data: Data, incident_id: Id) -> Response:

@@ -141,6 +141,8 @@ class Guard:
             raise HTTPException(403, READ_ONLY)
         if session is None:
             return sign_in_first(request)
+        if path != "/logout":
+            require(request, "operator")
         if request.headers.get("authorization"):
             return None
         if not request.headers.get("origin") and not request.headers.get("sec-fetch-site"):

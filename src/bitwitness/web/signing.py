@@ -21,7 +21,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from bitwitness.errors import BitwitnessError
-from bitwitness.web.hashing import DUMMY, LONGEST, digest, id_of, matches
+from bitwitness.web.hashing import DUMMY, DUMMY_TOKEN, LONGEST, digest, id_of, matches
 from bitwitness.web.limiting import Buckets
 from bitwitness.web.users import User, Users
 
@@ -137,12 +137,14 @@ class Signing:
             bucket.give_back(key, now)
 
     def _user(self, name: str, secret: str) -> User | None:
+        """Whose secret it may be: of a token by its id, of a password by the name."""
         if self._users is None:
             return None
-        user = self._users.of_token(id_of(secret)) if id_of(secret) else None
-        if user is None or name not in ("", user.name):
-            user = self._users.named(name)
-        return user
+        if token_id := id_of(secret):
+            user = self._users.of_token(token_id)
+            return user if user is not None and name in ("", user.name) else None
+        user = self._users.named(name)
+        return user if user is not None and not user.token else None
 
     async def _verify(self, find: Callable[[], User | None], secret: str) -> User | None:
         """The user, if the secret is right; in a thread, a few at once, because it takes memory and a core."""
@@ -151,7 +153,8 @@ class Signing:
 
         def compare() -> User | None:
             user = find()
-            right = matches(secret[:LONGEST], user.secret if user is not None else DUMMY)
+            dummy = DUMMY_TOKEN if id_of(secret) else DUMMY
+            right = matches(secret[:LONGEST], user.secret if user is not None else dummy)
             return user if right and len(secret) <= LONGEST else None
 
         return await run_sync(compare, limiter=self._limiter)

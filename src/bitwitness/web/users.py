@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.web.hashing import digest, hashed, id_of, is_hash, make_token
+from bitwitness.web.hashing import OF_TOKEN, digest, hashed, id_of, is_hash, make_token
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class OneToken:
 
     def __init__(self, name: str = "operator") -> None:
         self.token, token_id = make_token()
-        self._user = User(name, "operator", hashed(self.token), token_id)
+        self._user = User(name, "operator", hashed(self.token, OF_TOKEN), token_id)
 
     def named(self, name: str) -> User | None:
         """The operator, by name."""
@@ -159,7 +159,8 @@ def add(path: Path, name: str, role: Role, password: str = "") -> str:
             f"{name!r:.80} cannot be a name: letters, digits and . _ @ - (64 at most), a letter or digit first"
         )
     token, token_id = ("", "") if password else make_token()
-    user = User(name, role, hashed(password or token), token_id, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    secret = hashed(password) if password else hashed(token, OF_TOKEN)
+    user = User(name, role, secret, token_id, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     with _locked(path):
         before = read(path) if path.exists() else ()
         write(path, (*(one for one in before if one.name != name), user))
