@@ -12,6 +12,8 @@ from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import read_actions, read_incident
+from bitwitness.runfiles.judging import JUDGEMENTS, last_judgement, note_judgement, said
+from bitwitness.runfiles.quarantine import who_asks
 
 
 @click.group()
@@ -70,6 +72,26 @@ def list_(directory: Path, as_json: bool) -> None:
         console().print(styled(f"{directory}: no incidents"))
 
 
+@incident.command()
+@click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
+@click.argument("name", metavar="ID")
+@click.option(
+    "--as", "judgement", type=click.Choice(JUDGEMENTS), required=True, help="What it was, as somebody has found out."
+)
+@click.option("--why", required=True, metavar="TEXT", help="How that is known; it is kept with it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def judge(directory: Path, name: str, judgement: str, why: str, as_json: bool) -> None:
+    """Say what an incident was: `confirmed` by a test or a repair, a `false-alarm`, or a `drill`.
+
+    It is noted beside the incident with your name, changes nothing of what was found, and touches no node. The last word counts.
+    """
+    done = note_judgement(open_run(directory, "an incident (no incident.json)"), name, said(judgement), why, who_asks())
+    if as_json:
+        print_json({"run_dir": str(directory), "incident": name, **done.to_json()})
+    else:
+        console().print(styled(done.text, "green" if done.new else "yellow"), soft_wrap=True)
+
+
 def _is_incident(directory: Path) -> bool:
     return directory.name == "incident.json" or (directory / "incident.json").exists()
 
@@ -90,6 +112,7 @@ def _entry(path: Path) -> dict[str, Any]:
     except RunFilesError as error:
         return {"path": str(path), "id": path.name, "error": str(error)}
     verdict = found.verdict
+    judged = last_judgement(read_actions(path))
     return {
         "path": str(path),
         "id": path.name,
@@ -101,6 +124,7 @@ def _entry(path: Path) -> dict[str, Any]:
         "check": verdict.check,
         "ranks": list(verdict.ranks),
         "nodes": list(verdict.nodes),
+        "judgement": "" if judged is None else judged["judgement"],
     }
 
 
@@ -116,6 +140,7 @@ def _print_list(entries: Sequence[dict[str, Any]]) -> None:
             continue
         ranks, nodes = (", ".join(map(str, entry[key][:8])) for key in ("ranks", "nodes"))
         named = f"rank {ranks} (node {nodes})" if ranks else "nobody"
-        row = [entry[key] for key in ("id", "step", "status", "kind", "persistence")]
+        status = ", ".join(filter(None, (entry["status"], entry["judgement"])))
+        row = [entry["id"], entry["step"], status, entry["kind"], entry["persistence"]]
         table.add_row(*(styled(cell) for cell in (*row, named)))
     print_list(table, console())
