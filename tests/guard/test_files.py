@@ -110,6 +110,20 @@ def test_the_ledger_says_what_was_verified(done: Launch, name: str, rank: int) -
     assert {entry["detail"]["level"] for entry in replays} == {"gradients"}
 
 
+@pytest.mark.parametrize(("name", "steps"), [("rarely", 9), ("rebuilt", 9), ("hit", 4), ("record persistent", 7)])
+def test_rank_0_says_how_training_went(done: Launch, name: str, steps: int) -> None:
+    """Every step once, also the one in which corruption was found; the others write nothing of the kind."""
+    records = [one for one in files_of(done, name).read_journal(0) if one["kind"] == "steps"]
+    assert [step for one in records for step in range(one["first"], one["last"] + 1)] == list(range(steps))
+    losses = done.seen(name)[0]["losses"]
+    mean = sum(one["loss"] * (one["last"] - one["first"] + 1) for one in records) / steps
+    assert mean == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert all(one["norm"] > 0 and one["seconds"] > 0 and one["clock"] == "host" for one in records)
+    assert {check for one in records for check in one["cost"]} == {"guard", "numerics", "replay", "replicas"}
+    for rank in (1, 2):
+        assert not [one for one in files_of(done, name).read_journal(rank) if one["kind"] == "steps"]
+
+
 def test_the_ledger_says_what_failed(done: Launch) -> None:
     for rank in range(3):
         found = ledger(files_of(done, "hit"), rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bitwitness import Policy
+from bitwitness.runfiles import RunFiles
 from tests.guard import reacting
 from tests.guard.harness import Launch, Scenario, launch
 from tests.guard.reacting import CALLBACKS, RAISED, RETRIED, SKIPPED, Callback, TooMany, if_transient
@@ -50,6 +51,13 @@ def test_a_retried_step_leaves_no_trace(done: Launch, name: str) -> None:
         assert hit["draws"] == never_hit["draws"]
         assert hit["updated"] == [True] * 4
         assert seen["actions"] == [[["retried", "right"]]]
+
+
+@pytest.mark.parametrize("name", RETRIED)
+def test_a_retried_step_is_on_record_once(done: Launch, name: str) -> None:
+    journal = RunFiles(done.folder(f"retried, {name}") / "run").read_journal(0)
+    records = [one for one in journal if one["kind"] == "steps"]
+    assert [step for one in records for step in range(one["first"], one["last"] + 1)] == list(range(4))
 
 
 @pytest.mark.parametrize("name", RAISED)

@@ -100,7 +100,8 @@ class Metrics:
             return None
         if self._clock == "host":
             return time.perf_counter()
-        return self._attempt(_event)
+        mark: torch.cuda.Event | None = self._attempt(_event)
+        return mark
 
     def took(self, what: str, since: Mark) -> Mark:
         """What happened since then belongs to this; the mark for what comes next."""
@@ -131,7 +132,7 @@ class Metrics:
             return None
         record, self._open = self._open, _Record()
         self._written = time.monotonic()
-        return record.to_json() | ({"clock": self._clock} if self._timed else {"cost": {}, "clock": self._clock})
+        return {**record.to_json(), "clock": self._clock}
 
     # The device's own clock ------------------------------------------------------------------------------------------
 
