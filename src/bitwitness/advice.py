@@ -268,4 +268,4 @@ def listed(noun: str, items: Sequence[object], most: int = 8) -> str:
     if len(items) > most:
         words.append(f"{len(items) - most} more")
     joined = " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-    return f"{noun}{'s' if len(items) > 1 else ''} {joined}"
+    return f"{noun}{'s' if len(items) > 1 else ''} {joined}" if noun else joined

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bitwitness.advice import Advice, Matter, advise
+from bitwitness.advice import listed as advice_listed
 from bitwitness.comparisons import Comparison, about, compared, differences, runs
 from bitwitness.evidence import NONFINITE
-from bitwitness.store.pages import IncidentPage, Seen
+from bitwitness.store.pages import IncidentPage, RunRow, Seen
 from bitwitness.topology import Placement
 
 _DIGITS = 10
@@ -55,12 +56,8 @@ class Compared:
 
 
 def listed(items: Sequence[object], noun: str = "", most: int = 8) -> str:
-    """`rank 3`, `ranks 3, 4 and 5`."""
-    words = [str(item) for item in items[:most]]
-    if len(items) > most:
-        words.append(f"{len(items) - most} more")
-    joined = " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-    return f"{noun}{'s' if len(items) > 1 else ''} {joined}".strip()
+    """`rank 3`, `ranks 3, 4 and 5`: the filter of that name."""
+    return advice_listed(noun, items, most)
 
 
 def short(value: str) -> str:
@@ -350,6 +347,11 @@ def commands(page: IncidentPage) -> list[str]:
     where = shlex.quote(page.path)
     return [
         f"bitwitness incident show {where}",
-        f"bitwitness checkpoint list {shlex.quote(page.run.path)}",
+        list_checkpoints(page.run),
         f"bitwitness report {where}",
     ]
+
+
+def list_checkpoints(run: RunRow) -> str:
+    """What lists the checkpoints of a run."""
+    return f"bitwitness checkpoint list {shlex.quote(run.path)}"
