@@ -39,9 +39,10 @@ def program(name: str) -> str:
     return found
 
 
-def rules() -> list[dict[str, Any]]:
+def rules(*names: str) -> list[dict[str, Any]]:
+    """Of these groups, or of all."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [rule for group in groups if not names or group["name"] in names for rule in group["rules"]]
 
 
 def test_promtool_passes_the_rules_and_the_example() -> None:
@@ -64,21 +65,22 @@ def test_every_alert_says_what_and_what_to_do_and_is_tested() -> None:
 
 
 def test_alerts_speak_of_metrics_that_there_are() -> None:
-    """A metric that was renamed would leave an alert that never fires."""
+    """A metric that was renamed would leave an alert that never fires. Those of the console: tests/web/test_metrics.py."""
     shown = set(re.findall(r"^(bitwitness_\w+)", Exposition(lambda: FULL).text().decode(), re.MULTILINE))
-    for rule in rules():
+    for rule in rules("bitwitness-fleet"):
         assert set(re.findall(r"bitwitness_\w+", rule["expr"])) <= shown, rule["alert"]
 
 
 @contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[httpx.Client]:
-    """A Prometheus with our rules that scrapes one target ten times a second."""
+def prometheus(folder: Path, controller: str, *consoles: str) -> Iterator[httpx.Client]:
+    """A Prometheus with our rules that scrapes a controller and consoles ten times a second."""
     with closing(socket.socket()) as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    for number, targets in enumerate(([controller], [*consoles])):
+        config["scrape_configs"][number]["static_configs"] = [{"targets": targets}]
     config["rule_files"] = [str(RULES)]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = [
