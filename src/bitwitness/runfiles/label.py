@@ -217,9 +217,18 @@ def read_label(path: str | os.PathLike[str]) -> Label:
         record = read_json(where)
     except RunFilesError as error:
         raise CheckpointError(str(error)) from error
+    return label_of(record, where)
+
+
+def label_of(record: Mapping[str, Any], where: str | os.PathLike[str]) -> Label:
+    """The label in the content of its file; `where` names that in errors.
+
+    Raises:
+        CheckpointError: it is damaged or foreign; names it.
+    """
     label = Label.from_json(record, where)
     if record.get(_CHECKSUM, _checksum(record)) != _checksum(record):
-        raise CheckpointError(f"{where} is damaged: its content is not what its own checksum says")
+        raise CheckpointError(f"{os.fspath(where)} is damaged: its content is not what its own checksum says")
     return label
 
 

@@ -29,7 +29,7 @@ metadata = MetaData(naming_convention=_NAMES)
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """64 bits in both; SQLite counts up by itself only in a column that is called INTEGER."""
-REAL = sa.Double()
+REAL: sa.Double[float] = sa.Double()
 TEXT = sa.Text()
 
 
@@ -134,13 +134,16 @@ sources = Table(
     _key(),
     _of("runs"),
     _text("path"),  # relative to the run
-    _text("identity"),  # of a journal: inode and digest of its first bytes; of a whole file: digest of its content
+    _text(
+        "identity"
+    ),  # digests of its first bytes and of those before the offset; "" of a file that is read as a whole
     _count("offset"),  # bytes that were imported, always up to the end of a line
     _count("size"),  # when it was looked at last
     _count("lines"),  # whole lines read
     _count("skipped"),  # of these, lines that could not be used
     _count("starts"),  # of a journal: how many guards had written to it
-    _text("stamp"),  # what tells cheaply whether to look again
+    _count("scanned"),  # how far a line that is too long was looked through for its end
+    _text("stamp"),  # of a file that is read as a whole: what tells whether it is another one
     UniqueConstraint("run_id", "path"),
 )
 """One row a file. Its offset moves in the transaction that writes what was read, so nothing is lost and nothing doubled."""
@@ -153,6 +156,7 @@ ranks = Table(
     _count("first", -1),  # first and last step on record
     _count("last", -1),
     _text("seen"),
+    _count("observations"),
 )
 
 ledger = Table(
@@ -254,7 +258,7 @@ marks = Table(
     _text("origin"),  # with `run_id` what tells one from another: file and byte
     _count("step", -1),  # -1: not known (yet)
     _text("time"),
-    _text("kind"),  # start, resume, checkpoint, guard_failure, restart, action, supervision
+    _text("kind"),  # start, resume, checkpoint, guard_failure, restart, action, ended
     _text("text"),
     _count("generation"),
     UniqueConstraint("run_id", "origin"),
@@ -369,7 +373,7 @@ stays = Table(
     _text("first"),
     _text("last"),
     _flag("current"),  # where the rank was last
-    UniqueConstraint("run_id", "rank", "node", "device", "first"),
+    UniqueConstraint("run_id", "rank", "node", "device"),
     Index("ix_stays_node", "node", "last"),
     Index("ix_stays_device", "device", "last"),
     Index("ix_stays_run", "run_id", "current", "rank"),

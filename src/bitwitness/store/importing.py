@@ -1,0 +1,235 @@
+"""Import rounds: all runs and all states of the fleet, again and again, beside jobs that write, die and start again.
+
+Nothing that a run holds may stop the import of another. What cannot be read becomes a problem that pages show; only a database
+that takes nothing ends a round.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from bitwitness.errors import BitwitnessError, StoreError
+from bitwitness.runfiles.reading import JOURNALS, RUN
+from bitwitness.store import importing_problems
+from bitwitness.store.database import Database, changed
+from bitwitness.store.importing_fleet import import_fleet, unreadable
+from bitwitness.store.importing_problems import Problems
+from bitwitness.store.importing_runs import RunImporter
+from bitwitness.store.importing_values import digest, stamp, text
+from bitwitness.store.tables import runs
+
+logger = logging.getLogger(__name__)
+
+_MOST = 100_000
+"""Directories that are looked at below one folder of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a round has come.
+
+    Attributes:
+        done, total: runs and states that were read, of how many.
+        path: which comes next.
+        records: lines and files that were read in this round.
+    """
+
+    done: int
+    total: int
+    path: str
+    records: int
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total}, {self.records} records: {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a round came to.
+
+    Attributes:
+        runs: keys of the runs of which something changed.
+        records: lines and files that were new.
+        problems: files that could not be read in this round, wholly or in part.
+        fleet: whether something of the fleet changed.
+    """
+
+    runs: frozenset[int]
+    records: int
+    problems: int
+    fleet: bool
+
+
+class Importer:
+    """Reads runs and the fleet into a database; one thread uses it.
+
+    Args:
+        database: where it goes.
+        runs: directories of runs.
+        parents: folders of runs, up to two levels deep; new ones are found in each round.
+        fleets: state folders of `bitwitness fleet watch`.
+        clock: the time here; that of the writers is never compared with it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        runs: Sequence[str | os.PathLike[str]],
+        *,
+        parents: Sequence[str | os.PathLike[str]] = (),
+        fleets: Sequence[str | os.PathLike[str]] = (),
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._database, self._clock = database, clock
+        self._runs = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in runs))
+        self._parents = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in parents))
+        self._fleets = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in fleets))
+        self._importer = RunImporter(database, clock)
+        self._present: frozenset[Path] | None = None
+
+    def round(self, progress: Callable[[Progress], object] | None = None) -> Imported:
+        """Read what is new.
+
+        Args:
+            progress: called before each run; what it raises ends the round, and loses nothing.
+
+        Raises:
+            StoreError: the database takes nothing.
+        """
+        problems = Problems()
+        paths = list(dict.fromkeys([*self._runs, *self._found(problems)]))
+        total = len(paths) + len(self._fleets)
+        keys: set[int] = set()
+        records = broken = 0
+        for number, path in enumerate(paths):
+            if progress is not None:
+                progress(Progress(number, total, str(path), records))
+            try:
+                done = self._importer.round(path)
+            except OSError as error:
+                if self._is_news(path):
+                    problems.note(str(path), f"this directory of a run could not be opened: {error.strerror or error}")
+                continue
+            except Exception as error:  # noqa: BLE001  (whatever a run holds, the others are read)
+                self._give_up(path, error, problems)
+                continue
+            problems.clear(str(path))
+            records += done.records
+            broken += done.problems
+            if done.changed:
+                keys.add(done.run)
+        self._database.change(lambda connection: importing_problems.write(connection, None, problems, self._now()))
+        self._note_missing(frozenset(paths))
+        fleet = False
+        for number, folder in enumerate(self._fleets, len(paths)):
+            if progress is not None:
+                progress(Progress(number, total, str(folder), records))
+            lines, moved = self._fleet(folder)
+            records += lines
+            fleet |= moved
+        return Imported(frozenset(keys), records, broken + len(problems.found), fleet)
+
+    def _now(self) -> str:
+        return stamp(self._clock())
+
+    def _give_up(self, path: Path, error: Exception, problems: Problems) -> None:
+        """One run could not be imported; where the database is to blame for more than that, the next statement says so."""
+        if not isinstance(error, BitwitnessError):
+            logger.error("%s could not be imported", path, exc_info=error)
+        said = str(error) if isinstance(error, BitwitnessError) else repr(error)
+        problems.note(str(path), f"this run could not be imported to its end: {text(said, 500)}")
+        if isinstance(error, StoreError):
+            with self._database.write() as connection:  # raises where it takes nothing at all
+                importing_problems.write(connection, None, problems, self._now())
+
+    # Which runs there are ---------------------------------------------------------------------------------------------
+
+    def _found(self, problems: Problems) -> Iterator[Path]:
+        for parent in self._parents:
+            try:
+                yield from runs_below(parent)
+                problems.clear(str(parent))
+            except OSError as error:
+                problems.note(str(parent), f"this folder of runs could not be read: {error.strerror or error}")
+
+    def _is_news(self, path: Path) -> bool:
+        """Whether nothing is known of a run that is not there: one that was imported is known to be missing instead."""
+        chosen = sa.select(sa.func.count()).where(runs.c.place == digest(str(path)))
+        with self._database.read() as connection:
+            return not connection.execute(chosen).scalar()
+
+    def _note_missing(self, paths: frozenset[Path]) -> None:
+        """Directories that are gone: what was imported of them stays, and says so."""
+        if self._present == paths and all(path.is_dir() for path in self._runs):
+            return
+        self._present = paths
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(runs.c.id, runs.c.path).where(runs.c.current, ~runs.c.missing)).all()
+        mine = [(row.id, Path(row.path)) for row in rows]
+        gone = [key for key, path in mine if self._is_mine(path) and not (path in paths and path.is_dir())]
+        gone = [key for key in gone if not Path(dict(mine)[key]).exists()]
+        if gone:
+
+            def note(connection: sa.Connection) -> None:
+                connection.execute(sa.update(runs).where(runs.c.id.in_(gone)).values(missing=True))
+                changed(connection)
+
+            self._database.change(note)
+
+    def _is_mine(self, path: Path) -> bool:
+        return path in self._runs or any(path.is_relative_to(parent) for parent in self._parents)
+
+    # The fleet --------------------------------------------------------------------------------------------------------
+
+    def _fleet(self, folder: Path) -> tuple[int, bool]:
+        try:
+            return import_fleet(self._database, folder, self._now())
+        except StoreError:
+            raise
+        except Exception as error:  # a state that is damaged or made up stops nothing
+            if not isinstance(error, BitwitnessError):
+                logger.exception("%s could not be imported", folder)
+            said = str(error) if isinstance(error, BitwitnessError) else f"it is damaged: {error!r}"
+            return 0, unreadable(self._database, folder, said, self._now())
+
+
+def runs_below(parent: Path) -> Iterator[Path]:
+    """The runs in a folder and in its folders; links are not followed, and what is in a run is no run.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    left = _MOST
+    for child in _folders(parent):
+        if is_run(child):
+            yield child
+            continue
+        try:
+            inner = list(_folders(child))
+        except OSError:
+            continue
+        left -= len(inner)
+        if left < 0:
+            return
+        yield from (one for one in inner if is_run(one))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like that of a run: it says what it is, or ranks have written to it."""
+    try:
+        return (folder / RUN).is_file() or (folder / JOURNALS).is_dir()
+    except OSError:
+        return False
+
+
+def _folders(parent: Path) -> list[Path]:
+    with os.scandir(parent) as found:
+        names = [one.name for one in found if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
+    return [parent / name for name in sorted(names)[:_MOST]]

@@ -1,0 +1,169 @@
+"""The journal of a rank into the database: observations as they are, everything else where it is counted from.
+
+All of this is written in the transaction that moves the journal's offset, and belongs to that one rank, so that importers of
+two ranks, or two importers, never wait for one another's sums: those over all ranks are made afterwards (`importing_sums`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import sqlalchemy as sa
+
+from bitwitness.runfiles.reading import Lines
+from bitwitness.store import importing_ledger, importing_steps
+from bitwitness.store.database import upsert
+from bitwitness.store.importing_ledger import Range, tally
+from bitwitness.store.importing_parsing import Batch, parse
+from bitwitness.store.importing_sources import Source, Take, Taken
+from bitwitness.store.importing_steps import Stretch
+from bitwitness.store.tables import costs, ledger, marks, observations, rank_coverage, ranks, steps
+
+_RANGE = tuple(ledger.c[one] for one in Range.__dataclass_fields__)
+_STRETCH = tuple(steps.c[one] for one in Stretch.__dataclass_fields__)
+
+
+def taking(run: int, rank: int) -> Take:
+    """What writes the lines of this rank's journal."""
+
+    def take(connection: sa.Connection, source: Source, lines: Lines) -> Taken:
+        batch = parse(lines.lines, rank, source.starts)
+        write(connection, run, batch)
+        return Taken(batch.records, batch.skipped, batch.starts)
+
+    return take
+
+
+def write(connection: sa.Connection, run: int, batch: Batch) -> None:
+    """Write what was read."""
+    if batch.observations:
+        connection.execute(sa.insert(observations), [{"run_id": run, **row} for row in batch.observations])
+    _write_rank(connection, run, batch)
+    for check, new in batch.ledger.items():
+        _write_ledger(connection, run, batch.rank, check, new)
+    if batch.marks:
+        rows = [{"run_id": run, **row} for row in batch.marks]
+        upsert(connection, marks, rows, keys=("run_id", "origin"), update=())
+    for start, step in batch.started_at.items():
+        _set_start(connection, run, start, step)
+    if batch.stretches:
+        _write_steps(connection, run, batch.stretches)
+    if batch.costs:
+        _write_costs(connection, run, batch)
+
+
+def forget(connection: sa.Connection, run: int, rank: int) -> None:
+    """Remove all that came of a rank's journal: it was replaced by another file."""
+    for table in (observations, ledger, rank_coverage, ranks):
+        connection.execute(sa.delete(table).where(table.c.run_id == run, table.c.rank == rank))
+    if rank == 0:
+        for table in (steps, costs):
+            connection.execute(sa.delete(table).where(table.c.run_id == run))
+        mine = marks.c.origin.startswith("journal:") | marks.c.origin.startswith("start:")
+        connection.execute(sa.delete(marks).where(marks.c.run_id == run, mine))
+
+
+def _write_rank(connection: sa.Connection, run: int, batch: Batch) -> None:
+    row = connection.execute(sa.select(ranks).where(ranks.c.run_id == run, ranks.c.rank == batch.rank)).one_or_none()
+    first, last, seen, known = (row.first, row.last, row.seen, row.observations) if row is not None else (-1, -1, "", 0)
+    values = {
+        "run_id": run,
+        "rank": batch.rank,
+        "first": batch.first if first < 0 else first if batch.first < 0 else min(first, batch.first),
+        "last": max(last, batch.last),
+        "seen": max(seen, batch.seen),
+        "observations": known + len(batch.observations),
+    }
+    upsert(connection, ranks, [values])
+
+
+def _write_ledger(connection: sa.Connection, run: int, rank: int, check: str, new: Sequence[Range]) -> None:
+    here = sa.and_(ledger.c.run_id == run, ledger.c.check == check, ledger.c.rank == rank)
+    first, last = min(one.first for one in new), max(one.last for one in new)
+    # Ranges do not overlap, so of those that begin before only the last can reach as far.
+    before = connection.execute(sa.select(sa.func.max(ledger.c.first)).where(here, ledger.c.first < first)).scalar()
+    within = ledger.c.first.between(first if before is None else before, last + 1)
+    old = [Range(*row) for row in connection.execute(sa.select(*_RANGE).where(here, within).order_by(ledger.c.first))]
+    now = importing_ledger.laid(old, new)
+    kept, whole = {one.first: one for one in now}, {one.first: one for one in old}
+    gone = [{"at": one} for one in whole.keys() - kept.keys()]
+    if gone:
+        connection.execute(sa.delete(ledger).where(here, ledger.c.first == sa.bindparam("at")), gone)
+    changed = [one for one in now if whole.get(one.first) != one]
+    keys = {"run_id": run, "check": check, "rank": rank}
+    upsert(connection, ledger, [{**keys, **{each: getattr(one, each) for each in _FIELDS}} for one in changed])
+    _count_ledger(connection, keys, tally(now), tally(old), new)
+
+
+_FIELDS = tuple(Range.__dataclass_fields__)
+
+
+def _count_ledger(
+    connection: sa.Connection,
+    keys: Mapping[str, Any],
+    now: Mapping[str, int],
+    old: Mapping[str, int],
+    new: Sequence[Range],
+) -> None:
+    here = [rank_coverage.c[name] == value for name, value in keys.items()]
+    row = connection.execute(sa.select(rank_coverage).where(*here)).mappings().one_or_none()
+    values = (
+        dict(row) if row is not None else {**keys, "passed": 0, "unverified": 0, "failed": 0, "last": -1, "start": 0}
+    )
+    for outcome in importing_ledger.OUTCOMES:
+        values[outcome] += now.get(outcome, 0) - old.get(outcome, 0)
+    for one in new:
+        if one.start > values["start"]:  # what had passed after the checkpoint from which it went on is undone
+            values["start"], values["last"] = one.start, min(values["last"], one.first - 1)
+        if one.outcome == "passed":
+            values["last"] = max(values["last"], one.last)
+    upsert(connection, rank_coverage, [values])
+
+
+def _set_start(connection: sa.Connection, run: int, start: int, step: int) -> None:
+    """A start does not say with which step it went on; what comes after it does."""
+    mine = sa.and_(marks.c.run_id == run, marks.c.origin == f"start:{start}", marks.c.step < 0)
+    connection.execute(sa.update(marks).where(mine).values(step=step))
+
+
+def _write_steps(connection: sa.Connection, run: int, new: Sequence[Stretch]) -> None:
+    here = steps.c.run_id == run
+    rows, end = connection.execute(sa.select(sa.func.count(), sa.func.max(steps.c.last)).where(here)).one()
+    if (end is None or new[0].first > end) and _in_order(new) and rows + len(new) <= importing_steps.MOST:
+        connection.execute(sa.insert(steps), [{"run_id": run, **asdict(one)} for one in new])
+        return
+    old = [Stretch(*row) for row in connection.execute(sa.select(*_STRETCH).where(here).order_by(steps.c.first))]
+    now = importing_steps.laid(old, new)
+    kept, whole = {one.first: one for one in now}, {one.first: one for one in old}
+    gone = [{"at": one} for one in whole.keys() - kept.keys()]
+    if gone:
+        connection.execute(sa.delete(steps).where(here, steps.c.first == sa.bindparam("at")), gone)
+    changed = [one for one in now if whole.get(one.first) != one]
+    upsert(connection, steps, [{"run_id": run, **asdict(one)} for one in changed])
+
+
+def _in_order(new: Sequence[Stretch]) -> bool:
+    return all(one.last < other.first for one, other in pairwise(new))
+
+
+def _write_costs(connection: sa.Connection, run: int, batch: Batch) -> None:
+    here = costs.c.run_id == run
+    known = {row.check: row for row in connection.execute(sa.select(costs).where(here))}
+    timed = max((row.steps for row in known.values()), default=0) + batch.timed
+    wall = max((row.wall for row in known.values()), default=0.0) + batch.wall
+    # All are measured over the same steps: a check that is seldom made is as cheap as it is over all of them.
+    rows = [
+        {
+            "run_id": run,
+            "check": check,
+            "seconds": (known[check].seconds if check in known else 0.0) + batch.costs.get(check, 0.0),
+            "steps": timed,
+            "wall": wall,
+            "clock": batch.clock,
+        }
+        for check in known.keys() | batch.costs.keys()
+    ]
+    upsert(connection, costs, rows)
