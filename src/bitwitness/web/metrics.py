@@ -90,11 +90,11 @@ def _of_runs(runs: Sequence[Going]) -> Iterator[Metric]:
     text = "Share of the wall time of training that all checks took."
     yield _each("run_checks_time_ratio", text, runs, lambda one: one.row.cost)
     text = "Loss of rank 0, mean over the newest steps on record."
-    yield _each("run_loss", text, runs, lambda one: one.newest and one.newest.loss)
+    yield _each("run_loss", text, runs, lambda one: one.newest.loss if one.newest else None)
     text = "Norm of the gradient, mean over the newest steps on record."
-    yield _each("run_gradient_norm", text, runs, lambda one: one.newest and one.newest.norm)
+    yield _each("run_gradient_norm", text, runs, lambda one: one.newest.norm if one.newest else None)
     text = "Wall time of a step, mean over the newest steps on record."
-    yield _each("run_step_seconds", text, runs, lambda one: one.newest and one.newest.seconds)
+    yield _each("run_step_seconds", text, runs, lambda one: one.newest.seconds if one.newest else None)
     text = "Files of the run that could not be read, wholly or in part."
     yield _each("run_problems", text, runs, lambda one: one.row.problems)
     labels = (*_OF_RUN, "status")
