@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Path
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 
 from bitwitness.store.database import Database
 from bitwitness.web.settings import Settings
+
+
+class _AnyName(PathConvertor):
+    """A name in an address, whatever is in it: the usual `{name:path}` ends at the end of a line."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", _AnyName())
 
 LARGEST_KEY = 2**31 - 1
 """PostgreSQL has no larger one in a column of this kind, and says so by an error."""

@@ -12,7 +12,7 @@ from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, IncidentRow, NodePage, ProposalRow, Stay
 from bitwitness.store.queries import rows
 from bitwitness.store.queries.fleet import node_rows
-from bitwitness.store.queries.paging import searched
+from bitwitness.store.queries.paging import exactly
 from bitwitness.store.queries.strikes import strikes_of
 from bitwitness.store.tables import (
     audit,
@@ -35,7 +35,7 @@ def node_page(database: Database, name: str, *, now: datetime | None = None) -> 
         NotFound: nothing is known of it.
         StoreError: the database does not answer.
     """
-    text = searched(name)
+    text = exactly(name)
     with database.read() as connection:
         where = incident_ranks.c.node == text
         page = NodePage(
@@ -59,7 +59,7 @@ def device_page(database: Database, device: str, *, now: datetime | None = None)
         NotFound: nothing is known of it.
         StoreError: the database does not answer.
     """
-    text = searched(device)
+    text = exactly(device)
     with database.read() as connection:
         stayed = _stays(connection, stays.c.device == text)
         strikes = strikes_of(connection, incident_ranks.c.device == text)

@@ -44,6 +44,11 @@ def searched(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode()[:_LONGEST].strip()
 
 
+def exactly(name: str) -> str:
+    """A name that is looked for as it is, blanks and all, but for what no database takes."""
+    return name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def contains(text: str, *columns: ColumnElement[str]) -> ColumnElement[bool]:
     r"""Whether one of the columns holds this text, in upper or lower case; `%`, `_` and `\\` mean themselves."""
     return or_(*(column.icontains(text, autoescape=True) for column in columns))
