@@ -172,13 +172,13 @@ def _why_rank(rank: int, page: IncidentPage, every: Sequence[Comparison[Seen]], 
     mine = next(seen for seen in one.seen if seen.rank == rank)
     what = _work(one, rank)
     wrong = next((run for run in runs(mine) if run != value), mine.value)
-    yield f"{nodes.said(rank).capitalize()} got {short(wrong)} for {what}."
+    yield f"{_upper(nodes.said(rank))} got {short(wrong)} for {what}."
     others = listed([nodes.said(other) for other in backers], most=4)
     if one.owner is None:
-        yield f"{others} hold {short(value)} for the same."
+        yield f"{_upper(others)} hold {short(value)} for the same."
     else:
         times = 1 + min((len(seen.repeats) for seen in one.seen if seen.rank in backers), default=0)
-        yield f"{others} did the same work and got {short(value)}, {times} times each, bit for bit."
+        yield f"{_upper(others)} did the same work and got {short(value)}, {times} times each, bit for bit."
     count = len(nodes.among(backers) - {nodes.of(rank)})
     yield (
         f"So {count} other nodes agree with each other and not with rank {rank}: two are needed to name a rank, and none of them is "
@@ -188,6 +188,11 @@ def _why_rank(rank: int, page: IncidentPage, every: Sequence[Comparison[Seen]], 
         yield _again(mine, value, page.incident.persistence)
     if len(against) > 1:
         yield f"The same shows in {len(against) - 1} more of the comparisons."
+
+
+def _upper(text: str) -> str:
+    """With a capital, and nothing else changed: a name of a node keeps its own."""
+    return text[:1].upper() + text[1:]
 
 
 def _work(one: Comparison[Seen], rank: int) -> str:
@@ -281,7 +286,7 @@ def _obstacles(page: IncidentPage, differ: Sequence[Comparison[Seen]], nodes: _N
     restless = {seen.rank for one in differ for seen in one.seen if len(set(seen.repeats)) > 1}
     if len(nodes.among(restless)) > 1:
         yield (
-            f"{nodes.all_said(restless).capitalize()} did not repeat even their own results. What does not repeat on several nodes is "
+            f"{_upper(nodes.all_said(restless))} did not repeat even their own results. What does not repeat on several nodes is "
             "software or data, not a device."
         )
     if 0 < page.run.nodes < 3:

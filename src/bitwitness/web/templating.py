@@ -8,6 +8,7 @@ the direction of writing) is spelled out wherever a value is put in, not where s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -47,6 +48,7 @@ def environment() -> Environment:
         seconds=seconds,
         bytes=byte_count,
         moment=moment,
+        path=path,
         clock=clock,
         ago=ago,
         digest=digest,
@@ -64,8 +66,12 @@ def plain(text: str) -> str:
     cut = f" ... ({len(text) - _LONGEST} more characters)" if len(text) > _LONGEST else ""
     shown = text[:_LONGEST]
     if not shown.isprintable():
-        shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
+        shown = "".join(char if _shows(char) else char.encode("unicode_escape").decode() for char in shown)
     return shown + cut
+
+
+def _shows(char: str) -> bool:
+    return char.isprintable() or char == _THIN
 
 
 def _finalize(value: Any) -> Any:
@@ -143,6 +149,20 @@ def ago(time: datetime, now: datetime) -> str:
             told = f"{whole // size} {unit}"
             return f"in {told}" if ahead else f"{told} ago"
     return "just now"
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def path(commands: str) -> Markup:
+    """The commands of a path, which are as many as they are: no other text may be so long, or go past what makes it safe.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not re.fullmatch(r"[MLQAZhl0-9eE .+-]*", commands):
+        raise ValueError(f"these are no commands of a path: {commands[:80]!r}")
+    return Markup(commands)  # noqa: S704 - checked just now
 
 
 # Words ---------------------------------------------------------------------------------------------------------------

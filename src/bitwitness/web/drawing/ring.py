@@ -17,7 +17,7 @@ from bitwitness.store.pages import IncidentPage, Seen
 
 SIZE = 400.0
 """Of the square that it is drawn in."""
-_RADIUS = 128.0
+_RADIUS = 150.0
 _MOST = 48
 _CHORDS = 160
 _ASIDE = 9.0
@@ -181,7 +181,7 @@ def _group(node: str, begin: float, end: float, over: float, named: bool) -> Gro
     x, y = _on(radius + 9, middle)
     side = math.sin(middle)
     anchor = "middle" if abs(side) < 0.3 else "start" if side > 0 else "end"
-    return Group(node, f"M{x1} {y1}A{radius:g} {radius:g} 0 {large} 1 {x2} {y2}", x, round(y + 3.5, 2), anchor, named)
+    return Group(node, f"M{x1} {y1}A{radius:g} {radius:g} 0 {large} 1 {x2} {y2}", x, round(y + 3.5 - 5 * math.cos(middle), 2), anchor, named)
 
 
 def _point(rank: int, at: tuple[float, float], size: float, page: IncidentPage, node_of: Mapping[int, str]) -> Point:
