@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from bitwitness.cli.fleet_watch import INBOX, STATE
+from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.fleet.answering import Answered, answer, find, withdraw
 from bitwitness.fleet.approving import act_of
 from bitwitness.fleet.asking import Preview, preview
-from bitwitness.fleet.clusters.base import Cluster
-from bitwitness.fleet.clusters.settings import cluster_of
 from bitwitness.fleet.kept_answers import Question, Said
-from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import State
-from bitwitness.fleet.view import sources
+from bitwitness.fleet.watched import cluster_as_watched, notifiers_as_watched
 from bitwitness.runfiles.quarantine import who_asks
 
 _OUTCOMES = {"good": "green", "bad": "bold red", "unknown": "yellow"}
@@ -50,10 +45,9 @@ def give_answer(which: str, said: Said, why: str, folder: Path, *, dry_run: bool
     """Note an answer, or say what it is about."""
     with State(folder, create=False) as state:
         if dry_run:
-            _show_question(find(state, which), state, folder, as_json)
+            _show_question(find(state, which), state, as_json)
             return
-        told = [str(name) for name in sources(state.about()).get("notifiers", ())]
-        show_answer(answer(state, which, said, who_asks(), why, notifiers=told), as_json)
+        show_answer(answer(state, which, said, who_asks(), why, notifiers=notifiers_as_watched(state)), as_json)
 
 
 def show_answer(done: Answered, as_json: bool) -> None:
@@ -64,18 +58,8 @@ def show_answer(done: Answered, as_json: bool) -> None:
     console().print(styled(done.text, "green" if done.new else "yellow"), soft_wrap=True)
 
 
-def cluster_as_watched(about: Mapping[str, str], folder: Path) -> Cluster:
-    """The cluster of the controller whose state this is."""
-    known = sources(dict(about))
-    runs = [Path(path) for path in known.get("runs", ())]
-    parents = [Path(path) for path in known.get("parents", ())] + [folder / INBOX]
-    settings = known.get("cluster")
-    policy = replace(FleetPolicy(), cluster=settings) if isinstance(settings, dict) else FleetPolicy()
-    return cluster_of(policy, runs, parents)
-
-
-def _show_question(question: Question, state: State, folder: Path, as_json: bool) -> None:
-    found = preview(cluster_as_watched(state.about(), folder), act_of(state, question))
+def _show_question(question: Question, state: State, as_json: bool) -> None:
+    found = preview(cluster_as_watched(state), act_of(state, question))
     if as_json:
         print_json({"dry_run": True, "question": question.to_json(), **found.to_json()})
         return

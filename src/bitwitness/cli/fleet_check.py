@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
-from bitwitness.cli.fleet_approve import cluster_as_watched, show_preview
+from bitwitness.cli.fleet_approve import show_preview
 from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.fleet.checking import preview_check, start_check
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.state import State
+from bitwitness.fleet.watched import cluster_as_watched, timeout_as_watched
 from bitwitness.runfiles.quarantine import who_asks
 
 
@@ -29,9 +30,8 @@ def check(node: str, why: str, folder: Path, dry_run: bool, as_json: bool) -> No
     within 30 minutes says who has asked.
     """
     valid_node(node)
-    folder = folder.absolute()
-    with State(folder, create=False) as state:
-        cluster = cluster_as_watched(state.about(), folder)
+    with State(folder.absolute(), create=False) as state:
+        cluster = cluster_as_watched(state)
         if dry_run:
             found = preview_check(cluster, node)
             if as_json:
@@ -39,7 +39,7 @@ def check(node: str, why: str, folder: Path, dry_run: bool, as_json: bool) -> No
             else:
                 show_preview(found)
             return
-        done = start_check(state, cluster, node, why, who_asks())
+        done = start_check(state, cluster, node, why, who_asks(), limit=timeout_as_watched(state))
     if as_json:
         print_json(done.to_json())
         return
