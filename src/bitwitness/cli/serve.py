@@ -226,15 +226,20 @@ def _database(asked: Asked) -> Iterator[Database]:
 
 def _background(asked: Asked, database: Database, status: Status) -> Background:
     from bitwitness.store.importing import Importer
-    from bitwitness.store.retention import prune
     from bitwitness.web.background import Background
 
     def importer() -> Any:
         return Importer(database, asked.runs, parents=asked.parents, fleets=asked.fleets)
 
-    keep = asked.keep
-    removing: Callable[[], object] | None = None if keep is None else lambda: prune(database, keep=keep)
-    return Background(importer, status, every=asked.every, prune=removing)
+    return Background(importer, status, every=asked.every, prune=_removing(database, asked.keep))
+
+
+def _removing(database: Database, keep: timedelta | None) -> Callable[[], object] | None:
+    if keep is None:
+        return None
+    from bitwitness.store.retention import prune
+
+    return lambda: prune(database, keep=keep)
 
 
 @contextmanager

@@ -47,9 +47,10 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     )
     app.router.redirect_slashes = False
     sessions, signing = Sessions(settings.users), Signing(settings.users)
-    app.state.database, app.state.settings, app.state.status = database, settings, status or Status()
+    status = status or Status()
+    app.state.database, app.state.settings, app.state.status = database, settings, status
     app.state.sessions, app.state.signing = sessions, signing
-    app.state.changes = Changes(lambda: queries.change(database))
+    app.state.changes = Changes(lambda: queries.change(database), status)
     app.state.exports = threading.BoundedSemaphore(exporting.AT_ONCE)
     links.set_versions({name: file.digest for name, file in files.files().items()})
     for router in (pages.router(), exporting.router, events.router, files.router, entering.router, listing.router):

@@ -106,6 +106,8 @@ class Background:
         return True
 
     def _failed(self, what: str, text: str, unforeseen: Exception | None) -> None:
+        if self._stop.is_set():
+            return  # the database was closed under it
         since = f". What is shown is of {self._worked}" if self._worked else ""
         if self._status.tell(what, "error", f"{text}{since}. It is tried again"):
             logger.error("%s", text, exc_info=unforeseen)

@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from bitwitness.errors import BitwitnessError
 from bitwitness.web.manners import HEAD
+from bitwitness.web.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,19 @@ router = APIRouter(include_in_schema=False)
 class Changes:
     """The newest change counter; asked for once a second at most, however many look.
 
+    It counts what the database says has changed and what the console has to say besides: both only go up, and so does their sum.
+
     Attributes:
-        latest: what the database said last.
+        latest: what it was last.
         stopping: whether the server ends, so that streams do as well.
     """
 
-    def __init__(self, ask: Callable[[], int], seconds: float = STREAM_SECONDS, every: float = _EVERY) -> None:
+    def __init__(
+        self, ask: Callable[[], int], status: Status, seconds: float = STREAM_SECONDS, every: float = _EVERY
+    ) -> None:
         self.latest, self.stopping, self.seconds = 0, False, seconds
-        self._ask, self._every = ask, every
-        self._asked = -every
-        self._asking: asyncio.Lock | None = None
+        self._ask, self._status, self._every = ask, status, every
+        self._counted, self._asked = 0, -every
         self._streams: dict[str, int] = {}
 
     def stop(self) -> None:
@@ -54,9 +58,10 @@ class Changes:
     def refresh(self) -> int:
         """Ask now. What cannot be asked is what it was: pages say that the database is away."""
         try:
-            self.latest = self._ask()
+            self._counted = self._ask()
         except BitwitnessError as error:
             logger.debug("the change counter cannot be read: %s", error)
+        self.latest = self._counted + self._status.changes
         return self.latest
 
     async def newest(self) -> int:

@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from bitwitness.store import pages, queries
 from bitwitness.web import links
 from bitwitness.web.context import Data, Key
+from bitwitness.web.events import Changes
 from bitwitness.web.rendering import as_json, problem, render
 
 _LONGEST = 200
@@ -144,6 +145,15 @@ def find_incident(request: Request, data: Data, incident_id: Id) -> Response:
     return RedirectResponse(links.incident(keys[0], incident_id), 303)
 
 
+def _counter(request: Request) -> int:
+    """The change counter before the record is made: what changes meanwhile is told to the page once it is open."""
+    changes: Changes = request.app.state.changes
+    return changes.refresh()
+
+
+Counter = Annotated[int, Depends(_counter)]
+
+
 def _twin(page: Page) -> Callable[..., Response]:
     asked = Depends(page.ask)
 
@@ -156,7 +166,8 @@ def _twin(page: Page) -> Callable[..., Response]:
 def _page(page: Page) -> Callable[..., Response]:
     asked, template = Depends(page.ask), f"{'node' if page.name == 'device' else page.name}.html.jinja"
 
-    def show(request: Request, record: Any = asked) -> Response:
+    def show(request: Request, counter: Counter, record: Any = asked) -> Response:
+        request.state.change = counter
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return render(request, template, page=record, here=page.name, twin=links.twin(address))
 

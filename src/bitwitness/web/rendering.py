@@ -61,7 +61,7 @@ def common(request: Request) -> dict[str, Any]:
         "here": "",
         "address": address,
         "twin": "",
-        "change": state.changes.latest,
+        "change": getattr(request.state, "change", state.changes.latest),
         "notices": state.status.notices(),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,9 +28,11 @@ class Status:
 
     Attributes:
         imports: whether this console imports at all.
+        changes: goes up whenever something else is to be said, so that open pages look again; of a later console it is larger.
     """
 
     imports: bool = False
+    changes: int = field(default_factory=lambda: int(time.time()))
     _notices: dict[str, Notice] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -38,12 +41,15 @@ class Status:
         with self._lock:
             before, now = self._notices.get(what), Notice(kind, text)
             self._notices[what] = now
+            self.changes += before != now
             return before != now
 
     def clear(self, what: str) -> bool:
         """Nothing is to be said about a part any more; whether there was."""
         with self._lock:
-            return self._notices.pop(what, None) is not None
+            had = self._notices.pop(what, None) is not None
+            self.changes += had
+            return had
 
     def notices(self) -> tuple[Notice, ...]:
         """What is to be said, errors first."""
