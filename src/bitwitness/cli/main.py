@@ -30,6 +30,7 @@ COMMANDS = {
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",
     "serve": "bitwitness.cli.serve",
+    "store": "bitwitness.cli.store",
 }
 """Each command, and the module that holds a click command of that name."""
 

@@ -118,6 +118,36 @@ class Database:
         with self.write() as connection:
             return task(connection)
 
+    def size(self) -> int:
+        """Bytes on the disk, as far as the database knows.
+
+        Raises:
+            StoreError: it does not answer.
+        """
+        with self.read() as connection:
+            if self.dialect == "postgresql":
+                return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            return int(pages) * int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+
+    def rewrite(self) -> None:
+        """Write SQLite's file anew, without the room that was left by what was removed.
+
+        Raises:
+            StoreError: somebody else uses it, or there is no room for a second one.
+        """
+        with _named(self.name):
+            connection = self.engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute("VACUUM")  # in no transaction: not by way of a Connection
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                cursor.close()
+            except sqlite3.Error as error:
+                raise StoreError(f"{self.name} could not be made smaller: {error}. Nothing is lost") from error
+            finally:
+                connection.close()
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()

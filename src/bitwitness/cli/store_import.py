@@ -1,0 +1,72 @@
+"""`bitwitness store import`: runs and the fleet into the database, once or again and again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from bitwitness.cli.output import console, plain, print_json, styled
+from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.cli.store import database_option
+from bitwitness.errors import ConfigurationError
+from bitwitness.store.database import Database
+from bitwitness.store.importing import Imported, Importer, Progress
+
+
+@click.command("import")
+@click.argument("runs", nargs=-1, metavar="[RUN_DIR]...", type=GIVEN_PATH)
+@click.option("--parent", "parents", multiple=True, type=GIVEN_PATH, metavar="DIR", help="All runs below this folder.")
+@click.option("--fleet", "fleets", multiple=True, type=GIVEN_PATH, metavar="STATE", help="Of `bitwitness fleet watch`.")
+@click.option("--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Go on until interrupted.")
+@database_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a round.")
+def import_(
+    runs: tuple[Path, ...],
+    parents: tuple[Path, ...],
+    fleets: tuple[Path, ...],
+    every: float | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Import what is new in runs and in the fleet's states. Safe beside jobs that write, and at any number of times.
+
+    What cannot be read is counted and left out, and `bitwitness store status` tells it.
+    """
+    if not (runs or parents or fleets):
+        raise ConfigurationError("nothing to import: give a RUN_DIR, --parent DIR or --fleet STATE")
+    for path in (*runs, *parents, *fleets):
+        if not path.is_dir():
+            raise ConfigurationError(f"{path} is no directory")
+    with Database(url) as database:
+        importer = Importer(database, runs, parents=parents, fleets=fleets)
+        while True:
+            done = importer.round(None if as_json else _Shown())
+            _print(done, as_json)
+            if every is None:
+                return
+            time.sleep(every)
+
+
+class _Shown:
+    """Shows on a terminal how far a round has come."""
+
+    def __init__(self) -> None:
+        self._screen = console(stderr=True)
+        self._next = time.monotonic() + 2.0
+
+    def __call__(self, progress: Progress) -> None:
+        if self._screen.is_terminal and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 2.0
+            self._screen.print(styled(progress, "dim"))
+
+
+def _print(done: Imported, as_json: bool) -> None:
+    if as_json:
+        record = {"runs": len(done.runs), "records": done.records, "problems": done.problems, "fleet": done.fleet}
+        print_json(record)
+        return
+    fleet = ", and the fleet has changed" if done.fleet else ""
+    wrong = f"; {done.problems} files could not be read, wholly or in part" if done.problems else ""
+    console().print(styled(plain(f"{done.records} records of {len(done.runs)} runs that changed{fleet}{wrong}")))
