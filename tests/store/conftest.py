@@ -10,6 +10,7 @@ import pytest
 
 from bitwitness.store.database import Database
 from tests.postgres import Postgres, binaries
+from tests.store.filling import Filling, emptied
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +53,21 @@ def opened(url: str) -> Iterator[Callable[[], Database]]:
     yield open_again
     for one in all_of_them:
         one.close()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A database for all tests of a module: making the tables takes longer than what most tests of pages do with them."""
+    if request.param == "sqlite":
+        address = str(tmp_path_factory.mktemp("shared") / "store.db")
+    else:
+        address = request.getfixturevalue("postgres").fresh()
+    with Database(address) as made:
+        yield made
+
+
+@pytest.fixture
+def filling(shared: Database) -> Filling:
+    """Fills the tables of a database that is empty."""
+    emptied(shared)
+    return Filling(shared)

@@ -134,6 +134,14 @@ class Filling:
         self.add(tables.quarantine, row | columns)
 
 
+def emptied(database: Database) -> None:
+    """Remove every row but the version and the counter of changes."""
+    with database.write() as connection:
+        for table in reversed(tables.metadata.sorted_tables):
+            if table is not tables.meta:
+                connection.execute(sa.delete(table))
+
+
 def names(rows: Sequence[Any]) -> list[str]:
     """Names of rows, in order."""
     return [row.name for row in rows]

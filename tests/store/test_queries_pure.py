@@ -84,8 +84,8 @@ def proposal(status: str, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(**(base | {"status": status, "updated": "2026-11-29"} | more))
 
 
-NAMED = {"strikes": 1}
-CASES = [
+NAMED: dict[str, Any] = {"strikes": 1}
+CASES: list[tuple[dict[str, Any], list[SimpleNamespace], str]] = [
     ({}, [], "unknown"),
     ({"involved": 7}, [], "unknown"),
     ({"training": 1}, [], "in service"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,22 +11,27 @@ import sqlalchemy as sa
 from bitwitness.store.database import Database
 from bitwitness.store.pages import CheckTally, DrillRow, DrillsPage
 from bitwitness.store.queries.bound import false_alarm_bound
-from bitwitness.store.queries.paging import part
+from bitwitness.store.queries.paging import Part, part
 from bitwitness.store.queries.rows import INCIDENTS, in_order, incident_rows
+from bitwitness.store.queries.states import state_of
 from bitwitness.store.tables import coverage, drills, incidents, runs
 
 OUTCOMES = ("caught", "caught, unattributed", "named wrongly", "missed", "unclear")
 _FALSE_ALARMS = 100
 
 
-def drills_page(database: Database, *, page: int = 1, size: int = 100) -> DrillsPage:
+def drills_page(database: Database, *, page: int = 1, size: int = 100, now: datetime | None = None) -> DrillsPage:
     """The drills, newest first, the false alarms, and what follows of both.
+
+    A fault that nothing has seen yet is missed only when the run trains no more: a check that is due later may still see it.
 
     Raises:
         StoreError: the database does not answer.
     """
     with database.read() as connection:
-        by_outcome = sa.select(drills.c.outcome, sa.func.count().label("many")).group_by(drills.c.outcome)
+        is_now = _outcome(now)
+        each = sa.select(is_now.label("outcome")).join(runs, runs.c.id == drills.c.run_id).subquery()
+        by_outcome = sa.select(each.c.outcome, sa.func.count().label("many")).group_by(each.c.outcome)
         found = {row.outcome: row.many for row in connection.execute(by_outcome)}
         total = sum(found.values())
         shown = part(total, page, size)
@@ -36,7 +42,7 @@ def drills_page(database: Database, *, page: int = 1, size: int = 100) -> Drills
         ).all()
         unjudged = sa.select(sa.func.count()).select_from(incidents).where(incidents.c.judgement == "")
         return DrillsPage(
-            drills=tuple(_drill(row) for row in connection.execute(_part(shown.offset, shown.size))),
+            drills=tuple(_drill(row) for row in connection.execute(_part(is_now, shown))),
             total=total,
             page=shown.page,
             pages=shown.pages,
@@ -47,10 +53,16 @@ def drills_page(database: Database, *, page: int = 1, size: int = 100) -> Drills
         )
 
 
-def _part(offset: int, size: int) -> sa.Select[Any]:
+def _outcome(now: datetime | None) -> sa.ColumnElement[str]:
+    open_yet = sa.or_(drills.c.outcome == "", sa.and_(drills.c.outcome == "missed", state_of(now) == "training"))
+    return sa.case((open_yet, sa.literal("unclear")), else_=drills.c.outcome)
+
+
+def _part(is_now: sa.ColumnElement[str], shown: Part) -> sa.Select[Any]:
     return (
         sa.select(
             drills,
+            is_now.label("came_of_it"),
             runs.c.name.label("run_name"),
             incidents.c.name.label("incident"),
             incidents.c.check.label("by"),
@@ -58,8 +70,8 @@ def _part(offset: int, size: int) -> sa.Select[Any]:
         .join(runs, runs.c.id == drills.c.run_id)
         .outerjoin(incidents, incidents.c.id == drills.c.incident_id)
         .order_by(drills.c.time.desc(), drills.c.id.desc())
-        .offset(offset)
-        .limit(size)
+        .offset(shown.offset)
+        .limit(shown.size)
     )
 
 
@@ -72,7 +84,7 @@ def _drill(row: Any) -> DrillRow:
         rank=row.rank,
         node=row.node,
         step=row.step,
-        outcome=row.outcome or "unclear",
+        outcome=row.came_of_it,
         check=row.by or "",
         incident=row.incident or "",
         late=row.late,

@@ -66,17 +66,25 @@ def _run_row(row: Any, covered: tuple[Coverage, ...]) -> RunRow:
 
 
 def coverage_of(connection: sa.Connection, found: Sequence[Any]) -> Mapping[int, tuple[Coverage, ...]]:
-    """The coverage of these runs: of every check that is on record, and of those that the policy wants and nobody has done."""
+    """The coverage of these runs: of every check that is on record, and of those that the policy wants and nobody has done.
+
+    Of `all` rank-steps are those of every rank from the first step on, also of ranks that have left no record at all.
+    """
     query = sa.select(coverage).where(coverage.c.run_id.in_([row.id for row in found]))
-    kept: dict[int, dict[str, Coverage]] = defaultdict(dict)
+    kept: dict[int, dict[str, Any]] = defaultdict(dict)
     for one in connection.execute(query):
-        check = one._mapping["check"]
-        kept[one.run_id][check] = Coverage(check, one.passed, one.unverified, one.failed, one._mapping["all"], one.last)
-    for row in found:
-        made = max([one.all for one in kept[row.id].values()], default=row.world_size * (row.step + 1))
-        for check in checks_wanted(row.policy):
-            kept[row.id].setdefault(check, Coverage(check, 0, 0, 0, made, -1))
-    return {key: tuple(in_order(each)) for key, each in kept.items()}
+        kept[one.run_id][one._mapping["check"]] = one
+    return {row.id: tuple(in_order(_coverage(row, kept[row.id]))) for row in found}
+
+
+def _coverage(row: Any, kept: Mapping[str, Any]) -> Mapping[str, Coverage]:
+    made = max([one._mapping["all"] for one in kept.values()], default=0)
+    made = max(made, row.world_size * (row.step + 1))
+    covered = {check: Coverage(check, 0, 0, 0, made, -1) for check in checks_wanted(row.policy)}
+    for check, one in kept.items():
+        told = one.passed + one.unverified + one.failed
+        covered[check] = Coverage(check, one.passed, one.unverified, one.failed, max(made, told), one.last)
+    return covered
 
 
 def checks_wanted(policy: object) -> tuple[str, ...]:

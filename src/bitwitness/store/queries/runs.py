@@ -44,7 +44,7 @@ def runs_page(
     text = searched(query)
     is_now = state_of(now)
     wanted = [contains(text, runs.c.name, runs.c.path, runs.c.run, runs.c.job)] if text else []
-    wanted += [is_now == state] if state else []
+    wanted += [is_now == searched(state)] if state else []
     with database.read() as connection:
         total = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*wanted)) or 0
         shown = part(total, page, size)
