@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +12,8 @@ from bitwitness.store.database import Database
 
 Who = tuple[int, str, str]
 """Rank, node and device."""
+Range = tuple[int, int, str]
+"""First and last step, and the outcome."""
 TIME = "2026-11-29T12:00:00.000Z"
 
 
@@ -24,9 +26,12 @@ class Filling:
 
     def add(self, table: sa.Table, *rows: dict[str, Any]) -> None:
         """Any rows of a table; each of them may have other columns."""
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            alike.setdefault(tuple(row), []).append(row)
         with self.database.write() as connection:
-            for row in rows:
-                connection.execute(sa.insert(table).values(row))
+            for each in alike.values():
+                connection.execute(sa.insert(table), each)
 
     def _key(self, table: str) -> int:
         self._keys[table] += 1
@@ -46,11 +51,16 @@ class Filling:
         self.add(tables.runs, row | {"started": TIME, "world_size": 4, "step": 9} | columns)
         return key
 
-    def ledger(self, run: int, check: str, rank: int, *ranges: tuple[int, int, str]) -> None:
-        """Ranges of one rank: first, last, outcome."""
+    def ledger(self, run: int, check: str, rank: int, *ranges: Range) -> None:
+        """Ranges of one rank."""
+        self.ledgers(run, check, {rank: ranges})
+
+    def ledgers(self, run: int, check: str, told: Mapping[int, Iterable[Range]]) -> None:
+        """Ranges of several ranks."""
         rows = [
             {"run_id": run, "check": check, "rank": rank, "first": first, "last": last, "outcome": outcome}
-            | ({} if outcome == "passed" else {"reason": f"why {outcome}"})
+            | {"reason": "" if outcome == "passed" else f"why {outcome}"}
+            for rank, ranges in told.items()
             for first, last, outcome in ranges
         ]
         self.add(tables.ledger, *rows)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from bitwitness.errors import BitwitnessError, NotFound
+from bitwitness.errors import NotFound
 from bitwitness.store import queries, tables
 from tests.store.filling import TIME, Filling, names
 
@@ -80,35 +82,38 @@ def test_parts_of_the_list_have_every_run_once(filling: Filling) -> None:
     assert queries.runs_page(filling.database, page=-1, size=5, now=NOW) == pages[0]
 
 
-@pytest.mark.parametrize("place", range(len(HOSTILE)))
-def test_what_is_searched_for_means_itself_and_nothing_else(filling: Filling, place: int) -> None:
-    text = HOSTILE[place]
-    stored = text.replace("\0", "?").encode("utf-8", "replace").decode()[:150]
-    filling.run("nothing of it")
-    filling.run(f"before {stored} after", job=stored)
-    for page in (
-        queries.runs_page(filling.database, query=text, now=NOW),
-        queries.fleet_page(filling.database, query=text, now=NOW),
-    ):
-        assert page.page == page.pages == 1
-    found = queries.runs_page(filling.database, query=text[:150], now=NOW)
-    if text.strip("\0"):
-        assert len(found.runs) == 1, "only the run that has it"
-    assert queries.runs_page(filling.database, state=text, now=NOW).total == (0 if text else 2)
-    for ask in (
-        lambda: queries.node_page(filling.database, text),
-        lambda: queries.device_page(filling.database, text),
-        lambda: queries.find_incident(filling.database, text),
-        lambda: queries.incident_page(filling.database, 1, text),
-        lambda: queries.export(filling.database, text),
-        lambda: queries.run_page(filling.database, 10**30),
-        lambda: queries.run_page(filling.database, -1),
-    ):
-        with pytest.raises(NotFound) as told:
-            ask()
-        assert isinstance(told.value, BitwitnessError)
-        assert 20 < len(str(told.value)) < 300
-    assert queries.history(filling.database, node=text, incident=text, who=text) == ()
+def test_what_is_searched_for_means_itself_and_nothing_else(filling: Filling) -> None:
+    stored = [text.replace("\0", "?").encode("utf-8", "replace").decode()[:150] for text in HOSTILE]
+    for place, text in enumerate(stored):
+        filling.run(f"{place} {text} after", job=text, path="")
+    for text in stored:
+        found = queries.runs_page(filling.database, query=text, size=500, now=NOW)
+        expected = {place + 1 for place, other in enumerate(stored) if text in f"{place} {other} after"}
+        assert {row.key for row in found.runs} == expected, repr(text[:40])
+        assert found.page == found.pages == 1
+
+
+def test_nothing_that_is_asked_for_is_an_error_of_the_database(filling: Filling) -> None:
+    run = filling.run()
+    for text in HOSTILE:
+        queries.runs_page(filling.database, query=text, now=NOW)
+        assert queries.runs_page(filling.database, state=text, now=NOW).total == 0
+        assert queries.fleet_page(filling.database, query=text, state=text, now=NOW).total == 0
+        assert queries.history(filling.database, node=f"x{text}", incident=text, who=text) == ()
+        asked: tuple[Callable[[], object], ...] = (
+            partial(queries.node_page, filling.database, text),
+            partial(queries.device_page, filling.database, text),
+            partial(queries.find_incident, filling.database, text),
+            partial(queries.incident_page, filling.database, run, text),
+            partial(queries.export, filling.database, text),
+        )
+        for ask in asked:
+            with pytest.raises(NotFound) as told:
+                ask()
+            assert 20 < len(str(told.value)) < 300
+    for key in (10**30, -1, 2**63, 0):
+        with pytest.raises(NotFound):
+            queries.run_page(filling.database, key)
 
 
 def test_a_search_is_of_name_path_id_and_job_in_any_case(filling: Filling) -> None:
@@ -222,7 +227,7 @@ def test_no_page_reads_observations_or_asks_more_often_where_there_is_more(filli
     sa.event.listen(database.engine, "before_cursor_execute", hear)
     try:
         few = pages()
-        more(40)
+        more(20)
         assert pages() == few
         assert not [
             one for one in sent if "observations AS" in one or "FROM observations" in one or "JOIN observations" in one

@@ -74,7 +74,7 @@ def test_where_the_fleet_has_an_account_its_clear_decides(filling: Filling) -> N
     ],
 )  # fmt: skip
 def test_drills_and_false_alarms_stay_visible_and_do_not_count(
-    filling: Filling, judgement: str, more: dict[str, str], text: str
+    filling: Filling, judgement: str, more: dict[str, Any], text: str
 ) -> None:
     run = filling.run()
     filling.node("node-a")
