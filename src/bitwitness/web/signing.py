@@ -63,7 +63,7 @@ class Signing:
         self._clients, self._names = Buckets(*tries.client), Buckets(*tries.name)
         self._all, self._known_browsers = Buckets(*tries.all), Buckets(*tries.known)
         self._key = secrets.token_bytes(32)
-        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
+        self._limiter, self._inside = anyio.CapacityLimiter(_AT_ONCE), 0
         self._known: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -148,7 +148,7 @@ class Signing:
 
     async def _verify(self, find: Callable[[], User | None], secret: str) -> User | None:
         """The user, if the secret is right; in a thread, a few at once, because it takes memory and a core."""
-        if self._limiter.statistics().tasks_waiting >= _WAITING:
+        if self._inside >= _AT_ONCE + _WAITING:
             raise Refused(503, "too many sign in at once: try again", 2)
 
         def compare() -> User | None:
@@ -157,7 +157,11 @@ class Signing:
             right = matches(secret[:LONGEST], user.secret if user is not None else dummy)
             return user if right and len(secret) <= LONGEST else None
 
-        return await run_sync(compare, limiter=self._limiter)
+        self._inside += 1
+        try:
+            return await run_sync(compare, limiter=self._limiter)
+        finally:
+            self._inside -= 1
 
     def _recall(self, token: str) -> bytes | None:
         with self._lock:
