@@ -7,7 +7,6 @@ two ranks, or two importers, never wait for one another's sums: those over all r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -133,7 +132,7 @@ def _write_steps(connection: sa.Connection, run: int, new: Sequence[Stretch]) ->
     here = steps.c.run_id == run
     rows, end = connection.execute(sa.select(sa.func.count(), sa.func.max(steps.c.last)).where(here)).one()
     if (end is None or new[0].first > end) and _in_order(new) and rows + len(new) <= importing_steps.MOST:
-        connection.execute(sa.insert(steps), [{"run_id": run, **asdict(one)} for one in new])
+        connection.execute(sa.insert(steps), [{"run_id": run, **_row(one)} for one in new])
         return
     old = [Stretch(*row) for row in connection.execute(sa.select(*_STRETCH).where(here).order_by(steps.c.first))]
     now = importing_steps.laid(old, new)
@@ -142,7 +141,11 @@ def _write_steps(connection: sa.Connection, run: int, new: Sequence[Stretch]) ->
     if gone:
         connection.execute(sa.delete(steps).where(here, steps.c.first == sa.bindparam("at")), gone)
     changed = [one for one in now if whole.get(one.first) != one]
-    upsert(connection, steps, [{"run_id": run, **asdict(one)} for one in changed])
+    upsert(connection, steps, [{"run_id": run, **_row(one)} for one in changed])
+
+
+def _row(one: Stretch) -> dict[str, Any]:
+    return {each: getattr(one, each) for each in Stretch.__dataclass_fields__}
 
 
 def _in_order(new: Sequence[Stretch]) -> bool:
