@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 
 from bitwitness.errors import ClusterError
 from bitwitness.fleet.answering import answer
+from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.kept_answers import Questions
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.runfiles import RunFiles
@@ -27,14 +29,14 @@ from bitwitness.store.tables import controllers, runs
 from bitwitness.web import links
 from bitwitness.web.acting import acting_of
 from bitwitness.web.acting_once import Forms, Stale
+from bitwitness.web.security import COOKIE
 from bitwitness.web.settings import Settings
-from bitwitness.web.users import UsersFile, add
+from bitwitness.web.users import Role, UsersFile, add
 from tests.fleet.rehearsal import ACT, Rehearsal
 from tests.web.client import Browser, Console, console
 from tests.web.records import HOSTILE
 
-ALL = frozenset({"drain", "reboot", "replace"})
-PASSWORD = "correct horse battery staple"
+ALL: frozenset[ActKind] = frozenset({"drain", "reboot", "replace"})
 FIELD = re.compile(r'<input type="hidden" name="(csrf|form|shown)" value="([^"]*)">')
 WHY = "seen twice on the bench"
 
@@ -48,6 +50,7 @@ class World:
     console: Console
     kim: Browser
     lee: Browser
+    tokens: dict[str, str]
 
     def question(self) -> Any:
         (found,) = Questions(self.play.state).waiting()
@@ -73,14 +76,22 @@ def act(browser: Browser, address: str, why: str = WHY, **more: Any) -> httpx.Re
     return browser.post(address, {**form_of(browser.get(address)), "why": why, **more})
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database, to be copied: it takes a while to make one."""
+    path = tmp_path_factory.mktemp("empty") / "console.db"
+    Database(path).close()
+    return path
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, template: Path) -> Iterator[World]:
     """n1 is to be drained, and a person is asked."""
     with ExitStack() as stack:
-        yield made(stack, tmp_path)
+        yield made(stack, tmp_path, template)
 
 
-def made(stack: ExitStack, folder: Path, *, allow: bool = True, fleet: bool = True) -> World:
+def made(stack: ExitStack, folder: Path, template: Path | None, *, allow: bool = True, fleet: bool = True) -> World:
     policy: FleetPolicy = replace(ACT, approve=ALL)
     play = Rehearsal(folder, policy=policy)
     stack.callback(play.end)
@@ -90,6 +101,8 @@ def made(stack: ExitStack, folder: Path, *, allow: bool = True, fleet: bool = Tr
     RunFiles(play.run_dir).create().write_run({"run": "r1"})
     play.incident()
     play.rounds(2)
+    if template is not None:
+        shutil.copy(template, folder / "console.db")
     database = stack.enter_context(Database(folder / "console.db"))
     with database.write() as connection:
         connection.execute(sa.insert(controllers).values(id=1, place="c", path=str(play.state.folder)))
@@ -97,8 +110,8 @@ def made(stack: ExitStack, folder: Path, *, allow: bool = True, fleet: bool = Tr
             sa.insert(runs).values(id=1, place="r", path=str(play.run_dir), run="r1", name="run", current=True)
         )
     users = folder / "users.json"
-    for name, role in (("kim", "operator"), ("lee", "operator"), ("vi", "viewer")):
-        add(users, name, role, PASSWORD)  # type: ignore[arg-type]
+    roles: tuple[tuple[str, Role], ...] = (("kim", "operator"), ("lee", "operator"), ("vi", "viewer"))
+    tokens = {name: add(users, name, role) for name, role in roles}  # a password would be slow to check, as it must be
     given = Settings(
         allow_actions=allow,
         users=UsersFile(users),
@@ -107,10 +120,15 @@ def made(stack: ExitStack, folder: Path, *, allow: bool = True, fleet: bool = Tr
     )
     here = stack.enter_context(console(database, given))
     stack.enter_context(here.stack)
-    kim, lee = here.browser(), here.browser()
-    for browser, name in ((kim, "kim"), (lee, "lee")):
-        assert browser.sign_in(PASSWORD, name).status_code == 303
-    return World(play, database, here, kim, lee)
+    return World(play, database, here, signed_in(here, "kim"), signed_in(here, "lee"), tokens)
+
+
+def signed_in(here: Console, name: str) -> Browser:
+    """A browser that holds what it gets when somebody signs in there."""
+    browser = here.browser()
+    user = here.app.state.settings.users.named(name)
+    browser.client.cookies.set(COOKIE, here.app.state.sessions.begin(user))
+    return browser
 
 
 # Shown first -----------------------------------------------------------------------------------------------------------
@@ -234,12 +252,12 @@ def test_a_form_that_shows_what_is_no_more_does_nothing(world: World) -> None:
     assert world.kim.post(address, {**form_of(answered), "why": WHY}).status_code == 200
 
 
-@pytest.mark.parametrize("change", ["form", "shown"])
-def test_a_form_that_was_changed(world: World, change: str) -> None:
+def test_a_form_that_was_changed(world: World) -> None:
     address = world.approve()
-    form = {**form_of(world.kim.get(address)), "why": WHY}
-    answered = world.kim.post(address, {**form, change: "x" * 32})
-    assert answered.status_code == 409
+    for change in ("form", "shown"):
+        form = {**form_of(world.kim.get(address)), "why": WHY}
+        answered = world.kim.post(address, {**form, change: "x" * 32})
+        assert answered.status_code == 409
     assert world.play.state.history(what="approved") == []
 
 
@@ -252,12 +270,12 @@ def test_a_form_of_somebody_else_or_of_another_act(world: World) -> None:
     assert world.play.state.history(what="approved") == []
 
 
-@pytest.mark.parametrize("why", ["", "   ", "x" * 2001])
-def test_a_reason_is_required_and_the_form_may_be_sent_again(world: World, why: str) -> None:
+def test_a_reason_is_required_and_the_form_may_be_sent_again(world: World) -> None:
     address = world.approve()
     form = form_of(world.kim.get(address))
-    answered = world.kim.post(address, {**form, "why": why})
-    assert (answered.status_code, "Say why" in answered.text) == (422, True)
+    for why in ("", "   ", "x" * 2001):
+        answered = world.kim.post(address, {**form, "why": why})
+        assert (answered.status_code, "Say why" in answered.text) == (422, True)
     assert world.kim.post(address, {**form, "why": WHY}).status_code == 200
 
 
@@ -280,16 +298,15 @@ ADDRESSES = (
 )
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_a_viewer_and_a_stranger_may_nothing(world: World, address: str) -> None:
-    viewer, stranger = world.console.browser(), world.console.browser()
-    assert viewer.sign_in(PASSWORD, "vi").status_code == 303
-    page = viewer.get(address)
-    assert (page.status_code, "vi is a viewer" in page.text) == (403, True)
+def test_a_viewer_and_a_stranger_may_nothing(world: World) -> None:
+    viewer, stranger = signed_in(world.console, "vi"), world.console.browser()
     csrf = re.findall(r'name="csrf" value="([^"]+)"', viewer.get("/api").text)[0]
-    assert viewer.post(address, {"csrf": csrf, "form": "x", "shown": "x", "why": WHY}).status_code == 403
-    assert stranger.get(address).status_code in (303, 401)
-    assert stranger.post(address, {"form": "x", "shown": "x", "why": WHY}).status_code in (303, 401)
+    for address in ADDRESSES:
+        page = viewer.get(address)
+        assert (page.status_code, "vi is a viewer" in page.text) == (403, True)
+        assert viewer.post(address, {"csrf": csrf, "form": "x", "shown": "x", "why": WHY}).status_code == 403
+        assert stranger.get(address).status_code in (303, 401)
+        assert stranger.post(address, {"form": "x", "shown": "x", "why": WHY}).status_code in (303, 401)
     assert world.play.cluster.calls() == []
 
 
@@ -307,9 +324,9 @@ def test_without_the_token_of_the_page_nothing_is_done(world: World) -> None:
     assert world.kim.post(address, form).status_code == 200
 
 
-def test_a_console_that_only_shows(tmp_path: Path) -> None:
+def test_a_console_that_only_shows(tmp_path: Path, template: Path) -> None:
     with ExitStack() as stack:
-        world = made(stack, tmp_path, allow=False)
+        world = made(stack, tmp_path, template, allow=False)
         for address in ADDRESSES:
             page = world.kim.get(address)
             assert (page.status_code, "--allow-actions" in page.text) == (403, True)
@@ -317,9 +334,9 @@ def test_a_console_that_only_shows(tmp_path: Path) -> None:
         assert world.play.state.history(what="approved") == []
 
 
-def test_a_console_of_no_fleet_and_of_other_runs(tmp_path: Path) -> None:
+def test_a_console_of_no_fleet_and_of_other_runs(tmp_path: Path, template: Path) -> None:
     with ExitStack() as stack:
-        world = made(stack, tmp_path, fleet=False)
+        world = made(stack, tmp_path, template, fleet=False)
         for address in ADDRESSES:
             page = world.kim.get(address)
             assert (page.status_code, "not started with" in page.text or "no fleet to act with" in page.text) == (
@@ -328,19 +345,17 @@ def test_a_console_of_no_fleet_and_of_other_runs(tmp_path: Path) -> None:
             )
 
 
-def test_a_program_acts_with_its_token(world: World, tmp_path: Path) -> None:
-    token = add(tmp_path / "users.json", "bot", "operator", "")
-    users = world.console.app.state.settings.users
-    users._looked = -1e9
-    program = world.console.program(str(token))
+def test_a_program_acts_with_its_token(world: World) -> None:
+    program = world.console.program(world.tokens["lee"])
     address = world.approve()
     offer = program.get(address)
     assert (offer.status_code, offer.json()["calls"][0].split(" --")[0]) == (200, "fake drain n1")
     form = {"form": offer.json()["form"], "shown": offer.json()["digest"], "why": WHY}
+    assert program.post(address, json=form).status_code == 415
     done = program.post(address, data=form)
     assert (done.status_code, done.json()["happened"]) == (200, "yes")
-    assert world.play.state.history(what="approved")[0].who == "bot (console)"
-    assert program.post(address, json=form).status_code == 415
+    assert world.play.state.history(what="approved")[0].who == "lee (console)"
+    assert world.console.program(world.tokens["vi"]).get(address).status_code == 403
 
 
 # Returning a node ------------------------------------------------------------------------------------------------------
@@ -393,12 +408,12 @@ def test_a_node_that_somebody_else_took_out_is_theirs(world: World) -> None:
     assert (page.status_code, "only they return it" in page.text) == (409, True)
 
 
-@pytest.mark.parametrize("name", [HOSTILE, "..", "-x", "n1;reboot", "n[1-3]", ""])
-def test_names_that_are_none(world: World, name: str) -> None:
-    for address in (links.return_node(name), links.health_check(name)):
-        page = world.kim.get(address)
-        assert page.status_code in (404, 409, 422)
-        assert "<script>alert" not in page.text
+def test_names_that_are_none(world: World) -> None:
+    for name in (HOSTILE, "..", "-x", "n1;reboot", "n[1-3]", ""):
+        for address in (links.return_node(name), links.health_check(name)):
+            page = world.kim.get(address)
+            assert page.status_code in (404, 409, 422)
+            assert "<script>alert" not in page.text
 
 
 # A health check --------------------------------------------------------------------------------------------------------
@@ -517,9 +532,9 @@ def test_an_incident_is_judged(world: World) -> None:
     assert "confirmed, by kim (console)" in world.kim.get(address).text
 
 
-@pytest.mark.parametrize("name", ["20261129T120000Z-ffffff", "..", HOSTILE])
-def test_an_incident_that_is_not_there(world: World, name: str) -> None:
-    assert world.kim.get(links.judge(1, name)).status_code in (404, 422)
+def test_an_incident_that_is_not_there(world: World) -> None:
+    for name in ("20261129T120000Z-ffffff", "..", HOSTILE):
+        assert world.kim.get(links.judge(1, name)).status_code in (404, 422)
 
 
 def test_another_run_in_the_same_directory(world: World) -> None:
