@@ -287,7 +287,7 @@ def main() -> None:
         if not asked.keep:
             filled(database, asked)
         filling = time.perf_counter() - start
-        found = {"filled_s": round(filling), "pages": measure(database, asked), "export": exported(database, asked)}
+        found: dict[str, Any] = {"filled_s": round(filling), "pages": measure(database, asked), "export": exported(database, asked)}
     if asked.json:
         print(json.dumps(found))
         return

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from bitwitness.errors import NotFound
 from bitwitness.store import queries, tables
+from bitwitness.store.database import upsert
 from tests.store.filling import TIME, Filling, names
 
 NOW = datetime(2026, 11, 29, 13, tzinfo=UTC)
@@ -62,6 +63,17 @@ def test_state_of_a_run(filling: Filling) -> None:
         assert {row.state for row in only.runs} == {state}
         assert only.total == page.states[state]
         assert only.states == page.states, "whatever is selected"
+
+
+def test_nobody_is_silent_when_nobody_looks(filling: Filling) -> None:
+    grew = {"imported": ago(hours=5), "grew": ago(hours=1), "pace": 0.5}
+    filling.run("went on", **grew)
+    filling.run("ended", **grew, outcome="finished")
+    for looked, state in ((ago(minutes=1), "silent"), (ago(minutes=10), "unknown")):
+        with filling.database.write() as connection:
+            upsert(connection, tables.meta, [{"name": "round", "text": looked}])
+        page = queries.runs_page(filling.database, now=NOW)
+        assert {row.name: row.state for row in page.runs} == {"went on": state, "ended": "finished"}
 
 
 def test_those_that_need_a_person_come_first_then_those_that_train_then_the_newest(filling: Filling) -> None:

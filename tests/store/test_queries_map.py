@@ -114,6 +114,21 @@ def test_a_check_that_the_policy_wants_and_nobody_has_done_is_a_map_of_gaps(fill
     assert [one.check for one in run_page(filling.database, off).maps] == ["numerics", "replicas"]
 
 
+def test_a_step_that_had_failed_stays_failed_when_it_was_made_again(filling: Filling) -> None:
+    run = filling.run(world_size=4, step=9)
+    filling.ledgers(run, "replay", {rank: [(0, 9, "passed")] for rank in range(4)})
+    filling.incident(run, "i-1", named=[(2, "node-c", "GPU-2")], candidates=[(3, "node-d", "GPU-3")], step=5)
+    filling.incident(run, "i-2", candidates=[(0, "node-a", "GPU-0"), (1, "node-b", "GPU-1")], step=7)
+    filling.incident(run, "i-3", named=[(3, "node-d", "GPU-3")], step=1, judgement="false alarm")
+    found = map_of(filling, run)
+    failed = {
+        (row, column) for row, cells in enumerate(found.cells) for column, cell in enumerate(cells) if cell == "failed"
+    }
+    assert failed == {(2, 5), (0, 7), (1, 7), (3, 1)}
+    assert found.reasons["2,5"] == "incident i-1: headline of i-1, and was made again since"
+    assert found.reasons["3,1"].startswith("incident i-3, called a false alarm: ")
+
+
 def test_a_run_without_a_step_has_no_map_and_one_whose_ledger_is_gone_says_so(filling: Filling) -> None:
     assert run_page(filling.database, filling.run(step=-1, policy={"audit": "gradients"})).maps == ()
     assert run_page(filling.database, filling.run(world_size=0)).maps == ()

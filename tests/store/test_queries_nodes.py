@@ -94,7 +94,7 @@ def test_a_candidate_is_involved_and_never_suspected(filling: Filling) -> None:
     filling.incident(run, "drill", candidates=[WHO], judgement="drill")
     found = node(filling)
     assert (found.state, found.strikes, found.involved) == ("in service", 0, 3)
-    assert "which names nobody" in found.state_text
+    assert "which name nobody" in found.state_text
     page = queries.node_page(filling.database, "node-a", now=NOW)
     assert page.strikes == ()
     assert [one.id for one in page.involved] == ["drill", "i-2", "i-1", "i-0"]

@@ -129,7 +129,7 @@ def test_state_of_a_node(case: int) -> None:
 def test_a_node_that_was_only_involved_is_told_so_without_blame() -> None:
     state, text = state_of_node(Facts("node-a", involved=2, training=1))
     assert state == "in service"
-    assert "involved in 2 unattributed incidents, which names nobody" in text
+    assert "involved in 2 unattributed incidents, which name nobody" in text
 
 
 # Series ---------------------------------------------------------------------------------------------------------------

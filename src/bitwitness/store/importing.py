@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -18,17 +18,19 @@ import sqlalchemy as sa
 from bitwitness.errors import BitwitnessError, StoreError
 from bitwitness.runfiles.reading import JOURNALS, RUN
 from bitwitness.store import importing_problems
-from bitwitness.store.database import Database, changed
+from bitwitness.store.database import Database, changed, upsert
 from bitwitness.store.importing_fleet import import_fleet, unreadable
 from bitwitness.store.importing_problems import Problems
 from bitwitness.store.importing_runs import RunImporter
 from bitwitness.store.importing_values import digest, stamp, text
-from bitwitness.store.tables import runs
+from bitwitness.store.tables import meta, runs
 
 logger = logging.getLogger(__name__)
 
 _MOST = 100_000
 """Directories that are looked at below one folder of runs."""
+_NOTED_EVERY = timedelta(seconds=20)
+"""How often a round is noted that found nothing: rounds may come every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Importer:
         self._fleets = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in fleets))
         self._importer = RunImporter(database, clock)
         self._present: frozenset[Path] | None = None
+        self._noted: datetime | None = None
 
     def round(self, progress: Callable[[Progress], object] | None = None) -> Imported:
         """Read what is new.
@@ -134,7 +137,15 @@ class Importer:
             lines, moved = self._fleet(folder)
             records += lines
             fleet |= moved
+        self._note_round()
         return Imported(frozenset(keys), records, broken + len(problems.found), fleet)
+
+    def _note_round(self) -> None:
+        """That somebody has looked now: of a run that nobody looks at any more, it cannot be said that it is silent."""
+        now = self._clock()
+        if self._noted is None or abs(now - self._noted) >= _NOTED_EVERY:
+            self._database.change(lambda connection: upsert(connection, meta, [{"name": "round", "text": stamp(now)}]))
+            self._noted = now
 
     def _now(self) -> str:
         return stamp(self._clock())

@@ -49,9 +49,25 @@ class Outcome:
     explains: frozenset[int]
 
 
-def judged(struck: Struck, incidents: Sequence[Found], passed: int) -> Outcome:
-    """What came of a fault. `passed`: the last step at which any check passed on any rank."""
-    mine = [one for one in incidents if _explains(struck, one)]
+def judged(struck: Struck, incidents: Sequence[Found], passed: int, others: Sequence[Struck] = ()) -> Outcome:
+    """What came of a fault.
+
+    An incident that names nobody but ranks that other faults had hit is theirs, and says nothing of this one; one that names
+    somebody whom no fault had hit is wrong, whoever else it names.
+
+    Args:
+        struck: the fault.
+        incidents: of its run.
+        passed: the last step at which any check passed on any rank.
+        others: all faults of the run.
+    """
+    explained = [one for one in incidents if _explains(struck, one)]
+    hit = {one.key: {other.rank for other in (struck, *others) if _explains(other, one)} for one in explained}
+    mine = [
+        one
+        for one in explained
+        if one.status != "attributed" or struck.rank in one.named or not one.named <= hit[one.key]
+    ]
     if not mine:
         # It was looked at work that was done after it, and nothing was found; else nobody has looked yet.
         return Outcome("missed" if passed > struck.last else "unclear", None, None, frozenset())
@@ -59,7 +75,7 @@ def judged(struck: Struck, incidents: Sequence[Found], passed: int) -> Outcome:
     if first.status != "attributed":
         outcome = "caught, unattributed"
     else:
-        outcome = "caught" if struck.rank in first.named else "named wrongly"
+        outcome = "caught" if struck.rank in first.named <= hit[first.key] else "named wrongly"
     late = max(0, first.step - max(struck.first, first.passed + 1))
     return Outcome(outcome, first.key, late, frozenset(one.key for one in mine))
 

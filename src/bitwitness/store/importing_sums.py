@@ -163,8 +163,9 @@ def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) ->
     ]
     passed = _one(connection, sa.select(sa.func.max(rank_coverage.c.last)).where(rank_coverage.c.run_id == run))
     explained: set[int] = set()
-    for row in struck:
-        result = judged(Struck(row.rank, row.start, row.step, row.last), found, -1 if passed is None else passed)
+    every = [Struck(row.rank, row.start, row.step, row.last) for row in struck]
+    for row, fault in zip(struck, every, strict=True):
+        result = judged(fault, found, -1 if passed is None else passed, every)
         explained |= result.explains
         values = {"outcome": result.outcome, "incident_id": result.incident, "late": result.late}
         if any(getattr(row, each) != value for each, value in values.items()):

@@ -3,6 +3,9 @@
 The database adds up the ranges by the cells in which they begin and end, so what comes back does not grow with the length of
 the run. Ranges of one rank and check never overlap, so the sums are counts of rank-steps: a cell that lacks a single one of
 those that were made is not `passed`.
+
+A step that had failed and was made again after a restart stands in the ledger as it went the last time. On the map it stays
+failed, by its incident: what was found is not hidden by what came after.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import sqlalchemy as sa
 
 from bitwitness.store.pages import Cell, LedgerMap
 from bitwitness.store.queries.rows import in_order
-from bitwitness.store.tables import ledger
+from bitwitness.store.tables import incident_ranks, incidents, ledger
 
 ROWS, COLUMNS = 64, 160
 _REASONS = 2_000
 """Cells of a map that say why; failed ones first."""
 _LONGEST = 300
+_FOUND = 10_000
+"""Ranks of incidents that are shown on a map; the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +82,28 @@ class _Tally:
                 if kept is None or (outcome == "failed" and not kept[0]):
                     self.reasons[row, column] = (outcome == "failed", reason)
 
+    def found(self, at: tuple[int, int], one: Any) -> None:
+        """An incident on a rank: what the ledger says of it now, it says of the same step made again."""
+        again = not self.steps["failed"].get(at)
+        self.steps["failed"][at] += 1
+        if again or at not in self.reasons:
+            made = ", and was made again since" if again else ""
+            called = f", called a {one.judgement}" if one.judgement in ("drill", "false alarm") else ""
+            self.reasons[at] = (True, f"incident {one.incident}{called}: {one.headline}{made}"[:_LONGEST])
+
 
 def ledger_maps(connection: sa.Connection, run: int, cells: Grid, wanted: Sequence[str] = ()) -> tuple[LedgerMap, ...]:
     """The ledger of a run, a map a check; of checks that are `wanted` and have no record, one that is nothing but gaps."""
     if cells.ranks <= 0 or cells.last < cells.first:
         return ()
-    tallies: dict[str, _Tally] = {check: _Tally() for check in wanted}
+    tallies: dict[str, _Tally] = defaultdict(_Tally, {check: _Tally() for check in wanted})
     for one in connection.execute(_sums(run, cells)):
         check, outcome = one._mapping["check"], one.outcome
         if outcome in ("passed", "unverified", "failed"):
-            tallies.setdefault(check, _Tally()).add(outcome, one.reason or "", one.row, _by_column(one, cells))
+            tallies[check].add(outcome, one.reason or "", one.row, _by_column(one, cells))
+    for one in connection.execute(_found(run, cells)):
+        column = (one.step - cells.first) // cells.width
+        tallies[one._mapping["check"]].found((one.rank // cells.height, column), one)
     return tuple(in_order({check: _map(check, tally, cells) for check, tally in tallies.items()}))
 
 
@@ -121,6 +138,31 @@ def _sums(run: int, cells: Grid) -> sa.Select[Any]:
         sa.func.sum(each.c.ends).label("ends"),
         sa.func.max(each.c.reason).label("reason"),
     ).group_by(*keys)
+
+
+def _found(run: int, cells: Grid) -> sa.Select[Any]:
+    """Whom incidents name, or involve where they name nobody: the ranks whose check had failed."""
+    role = sa.case((incidents.c.status == "attributed", "named"), else_="candidate")
+    return (
+        sa.select(
+            incidents.c.check,
+            incidents.c.step,
+            incidents.c.name.label("incident"),
+            incidents.c.headline,
+            incidents.c.judgement,
+            incident_ranks.c.rank,
+        )
+        .join(incidents, incidents.c.id == incident_ranks.c.incident_id)
+        .where(
+            incidents.c.run_id == run,
+            incidents.c.check != "",
+            incidents.c.step.between(cells.first, cells.last),
+            incident_ranks.c.role == role,
+            incident_ranks.c.rank < cells.ranks,
+        )
+        .order_by(incidents.c.id.desc(), incident_ranks.c.rank)
+        .limit(_FOUND)
+    )
 
 
 def _by_column(one: Any, cells: Grid) -> list[tuple[int, int]]:

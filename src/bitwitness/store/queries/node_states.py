@@ -103,9 +103,8 @@ def _of_nothing(one: Facts) -> tuple[NodeState, str]:
     """Nothing is held against it."""
     doubt = ""
     if one.involved:
-        doubt = (
-            f"it was involved in {one.involved} unattributed incident{'s' * (one.involved != 1)}, which names nobody"
-        )
+        which = "incident, which names" if one.involved == 1 else "incidents, which name"
+        doubt = f"; it was involved in {one.involved} unattributed {which} nobody"
     if one.denied:
         return "held", _sentence(
             f"No incident that counts names it, and the quarantine of {one.denied} run{'s' * (one.denied != 1)} denies it or a device of it",
@@ -124,4 +123,5 @@ def _of_nothing(one: Facts) -> tuple[NodeState, str]:
 
 def _sentence(text: str, more: str) -> str:
     rest = more.strip().removesuffix(".")
-    return f"{text}: {rest}." if rest else f"{text}."
+    between = "" if rest.startswith(";") else ": "
+    return f"{text}{between}{rest}." if rest else f"{text}."

@@ -1,7 +1,8 @@
 """What a run does now: decided in the database, because a list of runs is filtered and counted by it.
 
 `training` and `silent` are told apart by when the importer last saw a file of the run grow, by its own clock: a writer whose
-clock is wrong is no less alive. A run that was never seen growing is `unknown`, unless a supervisor says that it goes on.
+clock is wrong is no less alive. A run that was never seen growing is `unknown`, unless a supervisor says that it goes on; and so
+is every run that has not ended, when nobody has looked for a while.
 """
 
 from __future__ import annotations
@@ -9,21 +10,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
-from sqlalchemy import ColumnElement, and_, case, literal, or_
+from sqlalchemy import ColumnElement, and_, case, literal, or_, select
 
 from bitwitness.store.pages import RunState
-from bitwitness.store.tables import runs
+from bitwitness.store.tables import meta, runs
 
 STATES: tuple[RunState, ...] = get_args(RunState)
 _PATIENCE = ((6.0, 120), (60.0, 1_200), (600.0, 12_000))
 """Steps of at most so many seconds -> seconds without a word after which a run is silent: twenty steps, and two minutes at least."""
 _LONGEST, _UNPACED = 86_400, 900
 """The same for steps that are slower still, and where nobody knows how long they take: ranges of steps come rarely then."""
-
-
-def now_text(now: datetime | None) -> str:
-    """A time as the importer writes it, to be compared as text."""
-    return _text(now or datetime.now(UTC))
+_LOOKED = timedelta(minutes=5)
+"""A round over many runs takes a minute."""
 
 
 def _text(moment: datetime) -> str:
@@ -34,10 +32,13 @@ def state_of(now: datetime | None) -> ColumnElement[str]:
     """The state of a row of `runs` at this moment."""
     at = now or datetime.now(UTC)
     lately = _after(runs.c.grew, at)
+    # Of a database into which nobody imports any more, nobody can say who is silent.
+    stale = select(meta.c.name).where(meta.c.name == "round", meta.c.text < _text(at - _LOOKED)).exists()
     return case(
         (or_(runs.c.finished, runs.c.outcome == "finished"), literal("finished")),
         (runs.c.outcome == "stopped", literal("stopped")),
         (runs.c.outcome != "", literal("failed")),
+        (stale, literal("unknown")),
         (and_(runs.c.grew > runs.c.imported, lately), literal("training")),
         (runs.c.grew > runs.c.imported, literal("silent")),
         (and_(runs.c.supervision != "", ~_after(runs.c.imported, at)), literal("silent")),
@@ -63,7 +64,7 @@ def state_text(state: RunState, row: object) -> str:
         "finished": f"It has finished{_because(reason)}",
         "stopped": f"It was stopped{_because(reason)}",
         "failed": f"It has failed{'' if code is None else f' (exit code {code})'}{_because(reason)}",
-        "unknown": "Nothing tells whether it still trains: it was not seen growing, and no supervisor says how it ended.",
+        "unknown": "Nothing tells whether it still trains: it was not seen growing lately, and no supervisor says how it ended.",
     }[state]
     return said + gone + replaced
 
