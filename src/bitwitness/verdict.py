@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bitwitness.evidence import NONFINITE, CheckName, Kind, Observation, Persistence, Verdict
 from bitwitness.topology import Topology
@@ -41,6 +42,25 @@ class History:
     compared_before: frozenset[str] = frozenset()
     reductions_agreed: bool = True
     sum_may_overflow: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of JSON values."""
+        return {
+            "last_passed": dict(self.last_passed),
+            "compared_before": sorted(self.compared_before),
+            "reductions_agreed": self.reductions_agreed,
+            "sum_may_overflow": self.sum_may_overflow,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> History:
+        """The inverse of `to_json`; unknown keys are ignored."""
+        return cls(
+            {str(check): int(step) for check, step in record["last_passed"].items()},
+            frozenset(record["compared_before"]),
+            bool(record["reductions_agreed"]),
+            bool(record["sum_may_overflow"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

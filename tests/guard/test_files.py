@@ -18,6 +18,7 @@ import torch
 
 import bitwitness
 from bitwitness.runfiles import RunFiles
+from bitwitness.verdict import History, decide
 from tests.guard.faults import Fault
 from tests.guard.harness import Launch, Rank, Scenario, Seen, launch
 from tests.guard.training import Plan, run
@@ -164,6 +165,14 @@ def test_an_incident_is_read_without_torch(done: Launch) -> None:
     assert (ranks, window, nodes) == ([1], [0, 3], ["n0", "n1", "n2"])
     assert observations == 9
     assert names == ["incident.json", "micro-batches-rank-00001.pt"]
+
+
+@pytest.mark.parametrize("name", ["hit", *(f"record {name}" for name in RECORDED)])
+def test_the_verdict_can_be_decided_again(done: Launch, name: str) -> None:
+    for path in files_of(done, name).incidents():
+        found = bitwitness.read_incident(path)
+        history = History.from_json(found.record["history"])
+        assert decide(found.observations, found.topology, history, found.verdict.step) == found.verdict
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -455,7 +455,7 @@ class Guard:
             if before_update:
                 self._skips = 0
             return True
-        return self._react(verdict, observations, before_update)
+        return self._react(verdict, observations, history, before_update)
 
     def _passed(self, outcome: Outcome, step: int) -> None:
         self._last_passed[outcome.check] = step
@@ -467,7 +467,7 @@ class Guard:
             self._compared.add("input")
         self._recorded = {signature for signature in self._recorded if signature[0] != outcome.check}
 
-    def _react(self, verdict: Verdict, observations: tuple[Any, ...], before_update: bool) -> bool:
+    def _react(self, verdict: Verdict, observations: tuple[Any, ...], history: History, before_update: bool) -> bool:
         """Make the incident durable, then do what the policy says."""
         self._ledger.event("verdict", {"step": verdict.step, "verdict": verdict.to_json()})
         signature = (verdict.check, verdict.kind, verdict.ranks, verdict.candidates)
@@ -475,7 +475,7 @@ class Guard:
             return True
         lost: GuardFailure | None = None
         try:
-            path, problem = write_incident(self.job, self._files, self._step, verdict, observations)
+            path, problem = write_incident(self.job, self._files, self._step, verdict, observations, history)
         except GuardFailure as failure:
             # A rank that dies now must not turn known corruption into a mishap of the guard.
             path, problem, lost = None, f"No incident was written: {failure}", failure

@@ -22,6 +22,7 @@ from bitwitness.guard import start
 from bitwitness.guard.job import Job, Step
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now, write_bytes
 from bitwitness.topology import scheduler_job
+from bitwitness.verdict import History
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,12 @@ _OWNERS_SAVED = 2
 
 
 def write_incident(
-    job: Job, files: RunFiles, step: Step | None, verdict: Verdict, observations: Sequence[Observation]
+    job: Job,
+    files: RunFiles,
+    step: Step | None,
+    verdict: Verdict,
+    observations: Sequence[Observation],
+    history: History,
 ) -> tuple[Path | None, str]:
     """Write an incident, on all ranks together; its path, or None and why there is none. `step`: what can be saved of it."""
     channel = job.channel
@@ -55,7 +61,7 @@ def write_incident(
     def commit() -> str:
         if job.rank != writer:
             return ""
-        record = _record(job, incident_id, verdict, observations, notes)
+        record = _record(job, incident_id, verdict, observations, history, notes)
         try:
             files.commit_incident(incident_id, record)
         except (RunFilesError, OSError, ValueError) as error:
@@ -101,7 +107,12 @@ def _save_reproduction(job: Job, folder: Path, step: Step) -> None:
 
 
 def _record(
-    job: Job, incident_id: str, verdict: Verdict, observations: Sequence[Observation], notes: Sequence[str]
+    job: Job,
+    incident_id: str,
+    verdict: Verdict,
+    observations: Sequence[Observation],
+    history: History,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "id": incident_id,
@@ -109,6 +120,7 @@ def _record(
         "bitwitness": __version__,
         "verdict": verdict.to_json(),
         "observations": [seen.to_json() for seen in observations],
+        "history": history.to_json(),  # with these three the verdict can be decided again
         "placement": job.topology.to_json(),
         "policy": job.policy.to_json(),
         "scheduler_job": scheduler_job(os.environ),
