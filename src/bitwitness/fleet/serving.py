@@ -155,7 +155,7 @@ class _BoundedProtocol(H11Protocol):
     downloads, download_seconds = "", DOWNLOAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
     _latest = 0.0
-    _taken = False
+    _taken, _left = False, 0
     _asked_nothing = True
     _since = 0.0
 
@@ -179,7 +179,8 @@ class _BoundedProtocol(H11Protocol):
             self._asked_nothing = False
             self._restart(self.seconds)
             long = bool(self.downloads) and self.cycle.scope["path"].startswith(self.downloads)
-            self._latest = self.loop.time() + (self.download_seconds if long else 0)
+            self._latest = self.loop.time() + self.download_seconds if long else 0.0
+            self._taken = long  # nothing can have been taken before the first answer
         elif first and before is not None:
             self._asked_nothing = False
             self._restart(self.header_seconds)
@@ -207,8 +208,9 @@ class _BoundedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(seconds, self._too_slow)
 
     def _too_slow(self) -> None:
-        if self.loop.time() < self._latest and (self._taken or self.transport.get_write_buffer_size() == 0):
-            self._taken = False
+        left = self.transport.get_write_buffer_size()
+        if self.loop.time() < self._latest and (self._taken or left == 0 or left < self._left):
+            self._taken, self._left = False, left
             self._restart(self.seconds)
             return
         logger.debug("a connection was closed: its request was not over in time")
