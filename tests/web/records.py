@@ -102,25 +102,33 @@ def runs_page(**changes: Any) -> pages.RunsPage:
 # Hostile -------------------------------------------------------------------------------------------------------------
 
 
-def filled(kind: Any, text: str = HOSTILE, many: int = 3, number: int = 7) -> Any:
-    """A record of that type with the text in every field that takes one, and so many entries wherever there can be several."""
+def filled(kind: Any, text: str = HOSTILE, many: int = 3, number: int = 7, choice: int = -1) -> Any:
+    """A record of that type with the text in every field that takes one, and so many entries wherever there can be several.
+
+    Args:
+        kind: the type of the record, or of one of its fields.
+        text: what stands in every field that takes words.
+        number: what stands in every field that takes one.
+        many: entries wherever there can be several.
+        choice: which one of the words where only some are allowed.
+    """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        made = {one.name: filled(hints[one.name], text, many, number) for one in dataclasses.fields(kind)}
+        made = {one.name: filled(hints[one.name], text, many, number, choice) for one in dataclasses.fields(kind)}
         return kind(**made)  # type: ignore[operator]  # a dataclass is called like any class
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        return args[-1]
+        return args[choice]
     if origin in (typing.Union, types.UnionType):
-        return filled(next(one for one in args if one is not type(None)), text, many, number)
+        return filled(next(one for one in args if one is not type(None)), text, many, number, choice)
     if origin is tuple:
         several = len(args) == 2 and args[1] is Ellipsis
-        return tuple(filled(args[0], text, many, number) for _ in range(many)) if several else tuple(
-            filled(one, text, many, number) for one in args
+        return tuple(filled(args[0], text, many, number, choice) for _ in range(many)) if several else tuple(
+            filled(one, text, many, number, choice) for one in args
         )  # fmt: skip
     if origin is not None and issubclass(origin, typing.Mapping):
         return {
-            filled(args[0], f"{text}{index}", many, number): filled(args[1], text, many, number)
+            filled(args[0], f"{text}{index}", many, number): filled(args[1], text, many, number, choice)
             for index in range(many)
         }
     return {str: text, int: number, float: 0.25, bool: True}.get(kind, text)

@@ -23,6 +23,7 @@ from bitwitness.topology import Placement
 _DIGITS = 10
 _CASES = 3
 _ROWS = 24
+_DIFFERING, _AGREEING = 12, 24
 _PLACES = {
     "local": "local gradient, before the all-reduce",
     "reduced": "reduced gradient, after the all-reduce",
@@ -55,6 +56,16 @@ class Compared:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What did not agree, and what did: the first of each, and how many there are."""
+
+    differ: tuple[Compared, ...]
+    same: tuple[Compared, ...]
+    differing: int
+    agreeing: int
+
+
 def listed(items: Sequence[object], noun: str = "", most: int = 8) -> str:
     """`rank 3`, `ranks 3, 4 and 5`: the filter of that name."""
     return advice_listed(noun, items, most)
@@ -70,11 +81,17 @@ def short(value: str) -> str:
 # What was compared ----------------------------------------------------------------------------------------------------
 
 
-def tables(page: IncidentPage) -> list[Compared]:
-    """What was compared with what, disagreements first."""
+def tables(page: IncidentPage) -> Tables:
+    """What was compared with what, those that are shown."""
     named, nodes = set(page.incident.ranks), _Nodes(page)
-    every = sorted(compared(page.observations), key=lambda one: one.agrees)
-    return [_table(one, named, nodes) for one in every]
+    every = compared(page.observations)
+    differ, same = ([one for one in every if one.agrees == agrees] for agrees in (False, True))
+    return Tables(
+        tuple(_table(one, named, nodes) for one in differ[:_DIFFERING]),
+        tuple(_table(one, named, nodes) for one in same[:_AGREEING]),
+        len(differ),
+        len(same),
+    )
 
 
 def _table(one: Comparison[Seen], named: set[int], nodes: _Nodes) -> Compared:

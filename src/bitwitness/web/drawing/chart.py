@@ -93,10 +93,15 @@ class Chart:
 
 
 def axis(page: RunPage) -> Steps:
-    """The axis of steps of a run's page: from its first step on record to its last."""
-    found = [page.run.step, *page.series.first, *page.series.last, *(mark.step for mark in page.marks)]
+    """The axis of steps of a run's page: from its first step on record to its last.
+
+    Marks do not make it longer where there is anything else: a checkpoint bears the number of the step that would come next.
+    """
+    found = [page.run.step, *page.series.first, *page.series.last]
     for one in page.maps:
         found += [step for column in one.columns for step in column]
+    if max(found, default=-1) < 0:
+        found = [mark.step for mark in page.marks]
     return Steps.over(found)
 
 
@@ -187,17 +192,30 @@ def _band(
 
 def _lane(one: LedgerMap, steps: Steps) -> Iterator[Piece]:
     """What a check saw of all ranks: the gravest wins, and `passed` is only said where every rank had passed."""
+    held: tuple[Cell, int, int] | None = None
     for index, (first, last) in enumerate(one.columns):
-        cells = {row[index] if index < len(row) else "gap" for row in one.cells} or {"gap"}
-        cell: Cell = "partly"
-        if "failed" in cells:
-            cell = "failed"
-        elif len(cells) == 1:
-            (cell,) = cells
-        elif not cells & {"passed", "partly"}:
-            cell = "unverified"
-        text = f"{one.check}, steps {grouped(first)} to {grouped(last)}: {cell}"
-        yield Piece(cell, steps.at(first), steps.width(first, last), first, last, text)
+        cell = _gravest({row[index] if index < len(row) else "gap" for row in one.cells} or {"gap"})
+        if held is not None and held[0] == cell and held[2] + 1 == first:
+            held = (cell, held[1], last)
+            continue
+        if held is not None:
+            yield _piece(one.check, *held, steps)
+        held = (cell, first, last)
+    if held is not None:
+        yield _piece(one.check, *held, steps)
+
+
+def _gravest(cells: set[Cell]) -> Cell:
+    if "failed" in cells:
+        return "failed"
+    if len(cells) == 1:
+        return next(iter(cells))
+    return "partly" if cells & {"passed", "partly"} else "unverified"
+
+
+def _piece(check: str, cell: Cell, first: int, last: int, steps: Steps) -> Piece:
+    text = f"{check}, steps {grouped(first)} to {grouped(last)}: {cell}"
+    return Piece(cell, steps.at(first), steps.width(first, last), first, last, text)
 
 
 _GRAVEST = (

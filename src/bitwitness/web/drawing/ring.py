@@ -81,7 +81,10 @@ def ring(page: IncidentPage) -> Ring:
     pairs = list(_pairs(compared(page.observations)))
     ranks = _drawn(page, pairs)
     node_of = {place.rank: place.node for place in page.placement}
-    order = sorted(ranks, key=lambda rank: (_first_of(node_of, rank), rank))
+    first_of: dict[str, int] = {}
+    for rank, node in sorted(node_of.items()):
+        first_of.setdefault(node, rank)
+    order = sorted(ranks, key=lambda rank: (first_of.get(node_of.get(rank, ""), rank), rank))
     where, groups = _around(order, node_of, set(page.incident.nodes))
     size = min(9.0, max(5.0, 2.6 * _RADIUS / max(len(order), 1)))
     points = tuple(_point(rank, where[rank], size, page, node_of) for rank in order)
@@ -138,11 +141,6 @@ def _drawn(page: IncidentPage, pairs: Sequence[tuple[int, int, Outcome]]) -> lis
     return list(ordered)[:_MOST]
 
 
-def _first_of(node_of: Mapping[int, str], rank: int) -> int:
-    node = node_of.get(rank)
-    return rank if not node else min(other for other, name in node_of.items() if name == node)
-
-
 def _around(
     order: Sequence[int], node_of: Mapping[int, str], named: set[str]
 ) -> tuple[dict[int, tuple[float, float]], tuple[Group, ...]]:
@@ -181,7 +179,14 @@ def _group(node: str, begin: float, end: float, over: float, named: bool) -> Gro
     x, y = _on(radius + 9, middle)
     side = math.sin(middle)
     anchor = "middle" if abs(side) < 0.3 else "start" if side > 0 else "end"
-    return Group(node, f"M{x1} {y1}A{radius:g} {radius:g} 0 {large} 1 {x2} {y2}", x, round(y + 3.5 - 5 * math.cos(middle), 2), anchor, named)
+    return Group(
+        node,
+        f"M{x1} {y1}A{radius:g} {radius:g} 0 {large} 1 {x2} {y2}",
+        x,
+        round(y + 3.5 - 5 * math.cos(middle), 2),
+        anchor,
+        named,
+    )
 
 
 def _point(rank: int, at: tuple[float, float], size: float, page: IncidentPage, node_of: Mapping[int, str]) -> Point:

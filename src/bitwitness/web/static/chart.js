@@ -85,7 +85,7 @@
     for (const node of document.querySelectorAll(".lanes [data-first], .cells [data-first]")) {
       const first = Number(node.dataset.first);
       if (node.classList.contains("flag")) {
-        const x = at(first + 0.5);
+        const x = at(first);
         node.setAttribute("x", `${Math.min(Math.max(x, 0.6), 99.4)}%`);
         node.setAttribute("visibility", x < 0 || x > 100 ? "hidden" : "visible");
         continue;
