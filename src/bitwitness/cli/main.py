@@ -27,6 +27,7 @@ COMMANDS = {
     "fault": "bitwitness.cli.fault",
     "fleet": "bitwitness.cli.fleet",
     "incident": "bitwitness.cli.incident",
+    "report": "bitwitness.cli.report",
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",
     "serve": "bitwitness.cli.serve",

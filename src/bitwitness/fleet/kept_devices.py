@@ -23,6 +23,10 @@ class Devices:
         for device, serial in serials.items():
             self.state.write("INSERT OR REPLACE INTO serials VALUES (?, ?)", (device, serial))
 
+    def serials(self) -> dict[str, str]:
+        """Which serial number each device has, as far as a signal has told."""
+        return dict(self.state.read("SELECT device, serial FROM serials"))
+
     def add_aliases(self, aliases: Mapping[str, str]) -> None:
         """Note which slice is of which device."""
         for alias, device in aliases.items():
@@ -41,7 +45,7 @@ class Devices:
 
     def condemn(self, proposal: Proposal) -> None:
         """Its devices were taken out: they are recognised when they come back. A processor cannot be, it has no identity."""
-        kin, serials = self.kin(), dict(self.state.read("SELECT device, serial FROM serials"))
+        kin, serials = self.kin(), self.serials()
         for device in proposal.devices:
             if "/cpu-" not in device:
                 serial = next((serials[name] for name in (device, *kin(device)) if name in serials), "")
