@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from typing import Any
 
@@ -16,7 +15,7 @@ from bitwitness._version import __version__
 from bitwitness.errors import BitwitnessError, NotFound
 from bitwitness.store import queries
 from bitwitness.store.database import Database
-from bitwitness.web import entering, events, exporting, files, links, listing, pages
+from bitwitness.web import acting, entering, events, exporting, files, links, listing, metrics, pages
 from bitwitness.web.context import Data
 from bitwitness.web.events import Changes
 from bitwitness.web.manners import Manners
@@ -53,10 +52,8 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     app.state.changes = Changes(lambda: queries.change(database), status)
     app.state.exports = threading.BoundedSemaphore(exporting.AT_ONCE)
     links.set_versions({name: file.digest for name, file in files.files().items()})
-    for router in (pages.router(), exporting.router, events.router, files.router, entering.router, listing.router):
-        app.include_router(router)
-    for name in ("acting", "metrics"):
-        _include(app, name)
+    for part in (pages, acting, exporting, events, metrics, files, entering, listing):
+        app.include_router(part.router)
     app.add_api_route("/healthz", _healthz, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -64,15 +61,6 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     app.add_middleware(Guard, settings=settings, sessions=sessions, signing=signing)
     app.add_middleware(Manners)
     return app
-
-
-def _include(app: FastAPI, name: str) -> None:
-    """Parts that are still being built."""
-    try:
-        module = importlib.import_module(f"bitwitness.web.{name}")
-    except ModuleNotFoundError:
-        return
-    app.include_router(module.router)
 
 
 def _healthz(request: Request, data: Data) -> Response:

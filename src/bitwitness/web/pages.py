@@ -108,7 +108,7 @@ PAGES = (
 )
 
 
-def router() -> APIRouter:
+def _router() -> APIRouter:
     """The pages, their twins, and what leads to a page."""
     made = APIRouter()
     for page in PAGES:
@@ -177,3 +177,6 @@ def _page(page: Page) -> Callable[..., Response]:
 def not_found(request: Request, error: Exception) -> Response:
     """What the database does not have."""
     return problem(request, 404, str(error))
+
+
+router = _router()
