@@ -29,25 +29,23 @@ def false_alarm_bound(alarms: int, trials: int) -> float | None:
         return min(1.0, 3 / trials)
     if alarms == trials:
         return 1.0
+    # By a sum, not by factorials: of 10^12 trials the logarithms of these are so large that their difference has no digit left.
+    ways = math.fsum(math.log(trials - seen) - math.log(seen + 1) for seen in range(alarms))
     low, high, target = alarms / trials, 1.0, math.log(1 - _CONFIDENCE)
     for _ in range(200):  # halving a double ends long before
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if _log_at_most(alarms, trials, middle) > target else (low, middle)
+        low, high = (middle, high) if _log_at_most(alarms, trials, middle, ways) > target else (low, middle)
     return high
 
 
-def _log_at_most(alarms: int, trials: int, p: float) -> float:
-    """The logarithm of the probability of at most so many alarms, by the ratio of neighbouring terms.
-
-    Not by factorials: of 10^12 trials the logarithms of these are so large that their difference has no digit left.
-    """
-    odds = math.log(p) - math.log1p(-p)
-    term = trials * math.log1p(-p)
-    terms = [term]
-    for seen in range(alarms):
-        term += math.log(trials - seen) - math.log(seen + 1) + odds
-        terms.append(term)
-    largest = max(terms)
-    return largest + math.log(math.fsum(math.exp(one - largest) for one in terms))
+def _log_at_most(alarms: int, trials: int, p: float, ways: float) -> float:
+    """The logarithm of the probability of at most so many alarms, fewer than are expected; `ways`: that of choosing so many."""
+    term = total = 1.0  # the largest, and down from it by the ratio of neighbours
+    for seen in range(alarms, 0, -1):
+        term *= seen * (1 - p) / ((trials - seen + 1) * p)
+        total += term
+        if term < total * 1e-18:
+            break
+    return ways + alarms * math.log(p) + (trials - alarms) * math.log1p(-p) + math.log(total)

@@ -11,7 +11,7 @@ failed, by its incident: what was found is not hidden by what came after.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,11 @@ class _Tally:
     )
     reasons: dict[tuple[int, int], tuple[bool, str]] = field(default_factory=dict)
 
-    def add(self, outcome: str, reason: str, row: int, counts: Sequence[tuple[int, int]]) -> None:
-        for column, steps in counts:
-            self.steps[outcome][row, column] += steps
-            if outcome != "passed" and reason:
-                kept = self.reasons.get((row, column))
-                if kept is None or (outcome == "failed" and not kept[0]):
-                    self.reasons[row, column] = (outcome == "failed", reason)
+    def explain(self, outcome: str, reason: str, at: tuple[int, int]) -> None:
+        """Why a cell is not passed; that it failed comes before that nobody could tell."""
+        kept = self.reasons.get(at)
+        if kept is None or (outcome == "failed" and not kept[0]):
+            self.reasons[at] = (outcome == "failed", reason)
 
     def found(self, at: tuple[int, int], one: Any) -> None:
         """An incident on a rank: what the ledger says of it now, it says of the same step made again."""
@@ -97,10 +95,15 @@ def ledger_maps(connection: sa.Connection, run: int, cells: Grid, wanted: Sequen
     if cells.ranks <= 0 or cells.last < cells.first:
         return ()
     tallies: dict[str, _Tally] = defaultdict(_Tally, {check: _Tally() for check in wanted})
-    for one in connection.execute(_sums(run, cells)):
-        check, outcome = one._mapping["check"], one.outcome
-        if outcome in ("passed", "unverified", "failed"):
-            tallies[check].add(outcome, one.reason or "", one.row, _by_column(one, cells))
+    for check, row, start, stop, outcome, ranges, begins, ends, reason in connection.execute(_sums(run, cells)):
+        tally = tallies[check]
+        steps = tally.steps.get(outcome)
+        if steps is None:
+            continue
+        for column, many in _by_column(start, stop, ranges, int(begins), int(ends), cells.width):
+            steps[row, column] += many
+            if reason and outcome != "passed":
+                tally.explain(outcome, reason, (row, column))
     for one in connection.execute(_found(run, cells)):
         column = (one.step - cells.first) // cells.width
         tallies[one._mapping["check"]].found((one.rank // cells.height, column), one)
@@ -165,36 +168,41 @@ def _found(run: int, cells: Grid) -> sa.Select[Any]:
     )
 
 
-def _by_column(one: Any, cells: Grid) -> list[tuple[int, int]]:
-    """How many rank-steps of a group of ranges are in each column: part of its first and last, all of those between."""
-    ranges, begins, ends, width = one.ranges, int(one.begins), int(one.ends), cells.width
-    if one.start == one.stop:
-        return [(one.start, ends - begins + ranges)]
-    between = [(column, ranges * width) for column in range(one.start + 1, one.stop)]
-    head = (one.start, ranges * (one.start + 1) * width - begins)
-    return [head, *between, (one.stop, ends - ranges * one.stop * width + ranges)]
+def _by_column(start: int, stop: int, ranges: int, begins: int, ends: int, width: int) -> Sequence[tuple[int, int]]:
+    """How many rank-steps of a group of ranges are in each column: part of its first and last, all of those between.
+
+    They begin and end in the columns `start` and `stop`; `begins` and `ends` are their first and last steps, added up.
+    """
+    if start == stop:
+        return ((start, ends - begins + ranges),)
+    between = [(column, ranges * width) for column in range(start + 1, stop)]
+    head = (start, ranges * (start + 1) * width - begins)
+    return [head, *between, (stop, ends - ranges * stop * width + ranges)]
 
 
 def _map(check: str, tally: _Tally, cells: Grid) -> LedgerMap:
     rows, columns = cells.rows, cells.columns
-    drawn = tuple(
-        tuple(
-            _cell(tally, (row, column), (high - low + 1) * (last - first + 1))
-            for column, (first, last) in enumerate(columns)
-        )
-        for row, (low, high) in enumerate(rows)
-    )
+    widths = [last - first + 1 for first, last in columns]
+    drawn = tuple(_row(tally.steps, row, high - low + 1, widths) for row, (low, high) in enumerate(rows))
     said = sorted(tally.reasons.items(), key=lambda one: (not one[1][0], one[0]))[:_REASONS]
     return LedgerMap(check, rows, columns, drawn, {f"{row},{column}": text for (row, column), (_, text) in said})
 
 
-def _cell(tally: _Tally, at: tuple[int, int], there: int) -> Cell:
-    """`passed` only if every rank-step that was made is; failed wins over everything."""
-    if tally.steps["failed"].get(at):
-        return "failed"
-    passed = tally.steps["passed"].get(at, 0)
-    if passed >= there:
-        return "passed"
-    if passed:
-        return "partly"
-    return "unverified" if tally.steps["unverified"].get(at) else "gap"
+def _row(
+    steps: Mapping[str, Mapping[tuple[int, int], int]], row: int, height: int, widths: Sequence[int]
+) -> tuple[Cell, ...]:
+    """Cells are `passed` only if every rank-step that was made is; failed wins over everything."""
+    passed, unverified, failed = steps["passed"].get, steps["unverified"].get, steps["failed"].get
+    cells: list[Cell] = []
+    for column, width in enumerate(widths):
+        at = (row, column)
+        many = passed(at, 0)
+        if failed(at):
+            cells.append("failed")
+        elif many >= height * width:
+            cells.append("passed")
+        elif many:
+            cells.append("partly")
+        else:
+            cells.append("unverified" if unverified(at) else "gap")
+    return tuple(cells)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,31 +27,36 @@ def thinned(rows: Sequence[Any], drawn: int = DRAWN) -> Series:
     """Neighbours merged, as many as are needed: means weighted by steps, the least and the largest of all, sums of counts."""
     size = max(1, -(-len(rows) // drawn))
     buckets = [rows[start : start + size] for start in range(0, len(rows), size)]
+    weights = [[max(1, one._mapping["count"]) for one in bucket] for bucket in buckets]
 
-    def means(name: str) -> tuple[float | None, ...]:
-        return tuple(_mean(bucket, name) for bucket in buckets)
-
-    def ends(name: str, choose: Callable[[list[float]], float]) -> tuple[float | None, ...]:
-        values = [[value for one in bucket if (value := getattr(one, name)) is not None] for bucket in buckets]
-        return tuple(choose(each) if each else None for each in values)
+    def each(name: str, choose: Callable[[list[float], list[int]], float | None]) -> tuple[float | None, ...]:
+        of = attrgetter(name)
+        return tuple(choose([*map(of, bucket)], weight) for bucket, weight in zip(buckets, weights, strict=True))
 
     return Series(
         first=tuple(bucket[0].first for bucket in buckets),
         last=tuple(max(one.last for one in bucket) for bucket in buckets),
-        loss=means("loss"),
-        loss_low=ends("loss_low", min),
-        loss_high=ends("loss_high", max),
-        norm=means("norm"),
-        norm_low=ends("norm_low", min),
-        norm_high=ends("norm_high", max),
+        loss=each("loss", _mean),
+        loss_low=each("loss_low", _least),
+        loss_high=each("loss_high", _largest),
+        norm=each("norm", _mean),
+        norm_low=each("norm_low", _least),
+        norm_high=each("norm_high", _largest),
         nonfinite=tuple(sum(one.nonfinite for one in bucket) for bucket in buckets),
-        seconds=means("seconds"),
+        seconds=each("seconds", _mean),
     )
 
 
-def _mean(rows: Sequence[Any], name: str) -> float | None:
-    known = [(getattr(one, name), max(1, one._mapping["count"])) for one in rows if getattr(one, name) is not None]
-    if not known:
-        return None
+def _mean(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    """Of those that are known; each is divided first, because their sum may be more than a double holds."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     of = sum(weight for _, weight in known)
-    return float(sum(value * (weight / of) for value, weight in known))
+    return float(sum(value * (weight / of) for value, weight in known)) if known else None
+
+
+def _least(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _largest(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
