@@ -142,9 +142,9 @@ def made(folder: Path, stack: ExitStack) -> Site:
     fleet = Rehearsal(folder / "fleet")
     stack.callback(fleet.end)
     fleet.begin(approve=frozenset({"drain", "reboot", "replace"}))
-    settings = {"cluster": {"kind": "fake", "file": str(folder / "fleet" / "cluster.json")}}
+    about = {"cluster": {"kind": "fake", "file": str(folder / "fleet" / "cluster.json")}}
     with fleet.state.change():  # as `fleet watch` leaves it
-        fleet.state.set_about(sources=json.dumps(settings))
+        fleet.state.set_about(sources=json.dumps(about))
     fleet.clock.wall = datetime.now(UTC)
     fleet.incident()
     fleet.rounds(2)

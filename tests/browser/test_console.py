@@ -40,6 +40,21 @@ def settled(page: Page) -> None:
     page.evaluate("document.fonts.ready.then(() => new Promise(requestAnimationFrame)).then(() => 0)")
 
 
+def pictures(page: Page, name: str) -> None:
+    """One of each kind, kept in build/screenshots to be looked at. Nothing is wider than the window, and dark is not light."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    colours = {}
+    for scheme, size in WINDOWS:
+        page.set_viewport_size(WIDE if size == "wide" else PHONE)
+        page.emulate_media(color_scheme=scheme)
+        settled(page)
+        page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}-{size}.png", full_page=True)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= page.evaluate("innerWidth"), f"{scheme}, {size}: it is {width} wide"
+        colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert colours["light"] != colours["dark"]
+
+
 def sign_in(page: Page, site: Site) -> None:
     page.goto("/login")
     page.locator("input[name=name]").fill("operator")
@@ -57,23 +72,12 @@ def shown(page: Page) -> str:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_light_and_dark_wide_and_on_a_phone(site: Site, visitor: Visitor, name: str) -> None:
-    """Each picture is kept in build/screenshots, to be looked at."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page = visitor.window()
     answer = page.goto(PAGES[name](site))
     assert answer is not None
     assert answer.status == (404 if name == "absent" else 200)
     expect(page.locator("h1")).to_have_count(1)
-    colours = {}
-    for scheme, size in WINDOWS:
-        page.set_viewport_size(WIDE if size == "wide" else PHONE)
-        page.emulate_media(color_scheme=scheme)
-        settled(page)
-        page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}-{size}.png", full_page=True)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= page.evaluate("innerWidth"), f"{scheme}, {size}: it is {width} wide"
-        colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert colours["light"] != colours["dark"]
+    pictures(page, name)
     if name == "absent":
         visitor.wrong = [one for one in visitor.wrong if "404" not in one]
 
@@ -174,7 +178,7 @@ def test_an_approval_has_the_cluster_called_once(site: Site, visitor: Visitor) -
     page.goto("/fleet")
     offered.click()
     expect(page.locator("main")).to_contain_text("fake drain n1")
-    page.screenshot(path=SCREENSHOTS / "act-light-wide.png", full_page=True)
+    pictures(page, "act")
     assert site.fleet.cluster.calls() == []
     page.locator("main textarea, main input[type=text]").last.fill("seen twice on the bench")
     page.locator("main form button[type=submit]").last.click()
