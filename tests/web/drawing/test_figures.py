@@ -92,10 +92,11 @@ def test_a_lane_says_passed_only_where_all_ranks_had() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_bar_is_filled_to_its_end_and_shows_whatever_is_there(seed: int) -> None:
     chance = random.Random(seed)
-    counts = [chance.choice((0, 1, 7, 10**6)) for _ in range(3)]
-    one = pages.Coverage("replay", *counts, sum(counts) + chance.choice((0, 1, 10**7)), 3)
+    passed, unverified, failed = (chance.choice((0, 1, 7, 10**6)) for _ in range(3))
+    seen = passed + unverified + failed
+    one = pages.Coverage("replay", passed, unverified, failed, seen + chance.choice((0, 1, 10**7)), 3)
     made = drawing.bar(one)
-    there = {"passed": one.passed, "unverified": one.unverified, "failed": one.failed, "gap": one.all - sum(counts)}
+    there = {"passed": one.passed, "unverified": one.unverified, "failed": one.failed, "gap": one.all - seen}
     assert {part.cell for part in made.parts} == {cell for cell, count in there.items() if count} or not one.all
     assert made.parts[0].x == 0
     assert sum(part.width for part in made.parts) == pytest.approx(100, abs=0.01)

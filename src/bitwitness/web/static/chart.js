@@ -118,12 +118,13 @@
     for (const plot of plots) plot.destroy();
     plots = [];
     const here = figure();
-    if (!here || !state.record?.series?.first?.length) return;
+    if (!here) return;
     const [first, end] = ends();
     const [low, high] = [state.low ?? first, state.high ?? end];
+    if (state.low != null) place(low, high);
+    if (!state.record?.series?.first?.length || !here.querySelector("[data-panel]")) return;
     plots = [["loss", "loss"], ["norm", "gradient norm"]].map(([name, title], index) => build(here.querySelector(`[data-panel="${index}"]`), name, title));
     for (const plot of plots) plot.setScale("x", { min: low, max: high });
-    if (state.low != null) place(low, high);
   }
 
   async function load() {
