@@ -93,6 +93,7 @@ def write(
         "bitwitness": "0.1.0",
         "verdict": verdict.to_json(),
         "observations": [seen.to_json() for seen in observations],
+        "history": history.to_json(),
         "placement": where.to_json(),
         "policy": Policy().to_json(),
         "notes": [],

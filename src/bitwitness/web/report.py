@@ -65,6 +65,7 @@ class Report:
     Attributes:
         page: the incident, as the console shows it.
         devices: that the verdict names; empty unless it is attributed.
+        nodes: how many the job had then.
         software: of the run, when the incident was written.
         decided: whether the verdict follows from the observations again.
         files: the evidence, with digests as of now.
@@ -80,6 +81,7 @@ class Report:
 
     page: IncidentPage
     devices: tuple[Device, ...]
+    nodes: int
     software: str
     decided: Decided
     files: tuple[Evidence, ...]
@@ -128,6 +130,7 @@ def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Re
     return Report(
         page=page,
         devices=named,
+        nodes=len(found.topology.nodes),
         software=_software(found),
         decided=decide_again(found),
         files=tuple(_evidence(found.path)),

@@ -141,12 +141,12 @@ def not_proved(report: Report) -> Iterator[str]:
 
 def settle(report: Report) -> Iterator[str]:
     """Of an unattributed incident: what would tell more."""
-    one, nodes = report.page.incident, report.page.run.nodes
+    one, nodes = report.page.incident, report.nodes
     if one.kind == "software":
         yield "Run the same step again from the last safe checkpoint with the same batch: if it comes again on other devices, it is software or data."
         yield "Look at what does not repeat: the guard names the operation where it can."
         return
-    if 0 < nodes < 3:
+    if nodes < 3:
         yield f"Run on at least three nodes: there were {nodes}, and one opinion against another names nobody."
         yield "Or swap one node for another: if it comes again, it came from what stayed."
     if one.kind == "collective":
