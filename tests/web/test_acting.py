@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -22,12 +21,11 @@ from bitwitness.errors import ClusterError
 from bitwitness.fleet.answering import answer
 from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.kept_answers import Questions
-from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.runfiles import RunFiles
 from bitwitness.store.database import Database
 from bitwitness.store.tables import controllers, runs
 from bitwitness.web import links
-from bitwitness.web.acting import acting_of
+from bitwitness.web.acting import Acting, acting_of
 from bitwitness.web.acting_once import Forms, Stale
 from bitwitness.web.security import COOKIE
 from bitwitness.web.settings import Settings
@@ -76,24 +74,39 @@ def act(browser: Browser, address: str, why: str = WHY, **more: Any) -> httpx.Re
     return browser.post(address, {**form_of(browser.get(address)), "why": why, **more})
 
 
+@dataclass(frozen=True)
+class Base:
+    """What takes a while to make: a console, which is given another fleet and another run by each test."""
+
+    console: Console
+    users: UsersFile
+    tokens: dict[str, str]
+
+
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database, to be copied: it takes a while to make one."""
-    path = tmp_path_factory.mktemp("empty") / "console.db"
-    Database(path).close()
-    return path
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
+    folder = tmp_path_factory.mktemp("console")
+    roles: tuple[tuple[str, Role], ...] = (("kim", "operator"), ("lee", "operator"), ("vi", "viewer"))
+    # Tokens, because a password is slow to check, as it must be.
+    tokens = {name: add(folder / "users.json", name, role) for name, role in roles}
+    users = UsersFile(folder / "users.json")
+    with (
+        Database(folder / "console.db") as database,
+        console(database, Settings(allow_actions=True, users=users)) as here,
+        here.stack,
+    ):
+        yield Base(here, users, tokens)
 
 
 @pytest.fixture
-def world(tmp_path: Path, template: Path) -> Iterator[World]:
+def world(tmp_path: Path, base: Base) -> Iterator[World]:
     """n1 is to be drained, and a person is asked."""
     with ExitStack() as stack:
-        yield made(stack, tmp_path, template)
+        yield made(stack, tmp_path, base)
 
 
-def made(stack: ExitStack, folder: Path, template: Path | None, *, allow: bool = True, fleet: bool = True) -> World:
-    policy: FleetPolicy = replace(ACT, approve=ALL)
-    play = Rehearsal(folder, policy=policy)
+def made(stack: ExitStack, folder: Path, base: Base, *, allow: bool = True, fleet: bool = True) -> World:
+    play = Rehearsal(folder, policy=replace(ACT, approve=ALL))
     stack.callback(play.end)
     settings = {"cluster": {"kind": "fake", "file": str(folder / "cluster.json")}, "notifiers": ["listener"]}
     with play.state.change():
@@ -101,26 +114,25 @@ def made(stack: ExitStack, folder: Path, template: Path | None, *, allow: bool =
     RunFiles(play.run_dir).create().write_run({"run": "r1"})
     play.incident()
     play.rounds(2)
-    if template is not None:
-        shutil.copy(template, folder / "console.db")
-    database = stack.enter_context(Database(folder / "console.db"))
+    here, database = base.console, base.console.database
     with database.write() as connection:
+        for table in (controllers, runs):
+            connection.execute(sa.delete(table))
         connection.execute(sa.insert(controllers).values(id=1, place="c", path=str(play.state.folder)))
         connection.execute(
             sa.insert(runs).values(id=1, place="r", path=str(play.run_dir), run="r1", name="run", current=True)
         )
-    users = folder / "users.json"
-    roles: tuple[tuple[str, Role], ...] = (("kim", "operator"), ("lee", "operator"), ("vi", "viewer"))
-    tokens = {name: add(users, name, role) for name, role in roles}  # a password would be slow to check, as it must be
     given = Settings(
         allow_actions=allow,
-        users=UsersFile(users),
+        users=base.users,
         fleets=(play.state.folder,) if fleet else (),
         runs=(play.run_dir,) if fleet else (),
     )
-    here = stack.enter_context(console(database, given))
-    stack.enter_context(here.stack)
-    return World(play, database, here, signed_in(here, "kim"), signed_in(here, "lee"), tokens)
+    if not allow:
+        here = stack.enter_context(console(database, given))
+        stack.enter_context(here.stack)
+    here.app.state.settings, here.app.state.acting = given, Acting()
+    return World(play, database, here, signed_in(here, "kim"), signed_in(here, "lee"), base.tokens)
 
 
 def signed_in(here: Console, name: str) -> Browser:
@@ -324,9 +336,9 @@ def test_without_the_token_of_the_page_nothing_is_done(world: World) -> None:
     assert world.kim.post(address, form).status_code == 200
 
 
-def test_a_console_that_only_shows(tmp_path: Path, template: Path) -> None:
+def test_a_console_that_only_shows(tmp_path: Path, base: Base) -> None:
     with ExitStack() as stack:
-        world = made(stack, tmp_path, template, allow=False)
+        world = made(stack, tmp_path, base, allow=False)
         for address in ADDRESSES:
             page = world.kim.get(address)
             assert (page.status_code, "--allow-actions" in page.text) == (403, True)
@@ -334,9 +346,9 @@ def test_a_console_that_only_shows(tmp_path: Path, template: Path) -> None:
         assert world.play.state.history(what="approved") == []
 
 
-def test_a_console_of_no_fleet_and_of_other_runs(tmp_path: Path, template: Path) -> None:
+def test_a_console_of_no_fleet_and_of_other_runs(tmp_path: Path, base: Base) -> None:
     with ExitStack() as stack:
-        world = made(stack, tmp_path, template, fleet=False)
+        world = made(stack, tmp_path, base, fleet=False)
         for address in ADDRESSES:
             page = world.kim.get(address)
             assert (page.status_code, "not started with" in page.text or "no fleet to act with" in page.text) == (

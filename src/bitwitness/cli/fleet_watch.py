@@ -323,7 +323,7 @@ def _tell(cluster: Rehearsed, state: State, last: int, asked: Asked) -> None:
         return
     screen = console()
     for one in news:
-        if one.what in ("proposed", "held", "expired", "already out", "trouble", "not requeued"):
+        if one.what in ("proposed", "asked", "held", "expired", "already out", "trouble", "not requeued"):
             screen.print(styled(_line(one)), soft_wrap=True)
     for call in cluster.calls:
         screen.print(styled(f"would call: {call}"), soft_wrap=True)
@@ -359,6 +359,7 @@ _STYLES = {
     "unclear": "bold red",
     "returned": "bold red",
     "expired": "yellow",
+    "asked": "yellow",
     "held": "yellow",
     "trouble": "yellow",
 }

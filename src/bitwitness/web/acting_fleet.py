@@ -18,10 +18,10 @@ from bitwitness.fleet.clusters.base import Act, Check, valid_node
 from bitwitness.fleet.kept import Book
 from bitwitness.fleet.kept_answers import Question, Questions, Said
 from bitwitness.fleet.notify import undo_command
-from bitwitness.fleet.state import State
+from bitwitness.fleet.state import NAME, State
 from bitwitness.fleet.watched import cluster_as_watched, notifiers_as_watched, timeout_as_watched
 from bitwitness.web import links
-from bitwitness.web.acting_offers import HIDDEN, Bounded, Done, NotAnswered, Offer, Sent
+from bitwitness.web.acting_offers import HIDDEN, Bounded, Done, NotAnswered, Offer, Sent, writable
 
 _ASKING = 10.0
 """Seconds for which a cluster is waited for where an answer needs nothing of it."""
@@ -111,7 +111,7 @@ class Answering:
             text=_YES if yes else _NO,
             back=links.node(node),
             digest=digest_of((), name, question.said, kept.status, shown, *calls),
-            checks=checks,
+            checks=(*checks, _noting(self.folder)),
             calls=calls if yes else (),
             caller="The controller makes these calls, in its next round." if yes else "Nothing is called.",
             facts=(
@@ -171,6 +171,11 @@ _NO = (
     "Nothing is done about this incident by itself then. What was found counts on as a strike, and another incident that names the node is "
     "asked about anew."
 )
+
+
+def _noting(folder: Path) -> Check:
+    """Everything is noted in the controller's state before it is done."""
+    return writable(folder / NAME, "the controller's state")
 
 
 def _unseen(text: str) -> Check:
@@ -235,7 +240,7 @@ class Returning:
             text=text,
             back=links.node(self.node),
             digest=digest_of(planned.calls, "clear", self.node, before.instance, before.service, before.reason),
-            checks=checks,
+            checks=(*checks, _noting(self.folder)),
             calls=tuple(str(call) for call in planned.calls),
             caller="This console makes these calls, now." if planned.calls else "Nothing is called.",
             facts=(
@@ -285,7 +290,7 @@ class HealthCheck:
             text="The cluster checks the machine of this node, which is out of service and stays so until a person returns it.",
             back=links.node(self.node),
             digest=seen.digest,
-            checks=seen.checks,
+            checks=(*seen.checks, _noting(self.folder)),
             calls=tuple(str(call) for call in seen.calls),
             caller="This console makes these calls, now.",
             facts=(

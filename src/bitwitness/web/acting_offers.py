@@ -6,9 +6,11 @@ few, so that a page that asks nobody is always answered.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from bitwitness.errors import BitwitnessError
@@ -25,7 +27,7 @@ HIDDEN = "THE REASON THAT YOU GIVE"
 
 
 class NotAnswered(BitwitnessError):
-    """A cluster or a disk has not answered in time; `begun`: whether something was begun that may still happen."""
+    """A cluster or a disk has not answered in time, or too many wait for one already."""
 
     exit_code = 1
 
@@ -167,6 +169,15 @@ class Bounded:
         if failed:
             raise failed[0]
         return found[0]
+
+
+def writable(path: Path, whose: str) -> Check:
+    """Whether the user of this console may write a file; it is not tried."""
+    what = f"right to write {path}"
+    if os.access(path.parent, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK)):
+        return Check(what, "good", f"the user of this console may write {whose}")
+    remedy = "run the console as a user who may, or do it on the command line as one"
+    return Check(what, "bad", f"uid {os.geteuid()} may not write there", remedy)
 
 
 def refused(title: str, text: str, back: str, status: int = 409) -> Done:

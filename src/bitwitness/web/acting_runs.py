@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitwitness.errors import ConfigurationError, NotFound, RunFilesError
 from bitwitness.fleet.asking import digest_of
-from bitwitness.fleet.clusters.base import Check
 from bitwitness.runfiles import Quarantine, RunFiles, read_incident
 from bitwitness.runfiles.judging import JUDGED, JUDGEMENTS, last_judgement, note_judgement, said
 from bitwitness.web import links
-from bitwitness.web.acting_offers import Choice, Done, Offer, Sent
+from bitwitness.web.acting_offers import Choice, Done, Offer, Sent, writable
 
 _SHOWN = 200
 
@@ -42,14 +40,6 @@ def run_of(path: Path, name: str, runs: tuple[Path, ...], parents: tuple[Path, .
         if there != name:
             raise NotFound(f"another run lies at {path} now: nothing is done to that")
     return files
-
-
-def _writable(path: Path) -> Check:
-    what = f"right to write {path}"
-    if os.access(path.parent, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.W_OK)):
-        return Check(what, "good", "the user of this console may")
-    remedy = "run the console as a user who may write into the run, or do it on the command line as one"
-    return Check(what, "bad", f"uid {os.geteuid()} may not write there", remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ class Clearing:
             text="Devices and nodes that are chosen may join the run again, and their strikes are forgotten. A node is not cleared with its devices.",
             back=links.run(self.key),
             digest=digest_of((), str(self.files.path), json.dumps({**held.to_json(), "log": []}, sort_keys=True)),
-            checks=(_writable(self.files.quarantine.path),),
+            checks=(writable(self.files.quarantine.path, "the quarantine"),),
             calls=(shlex.join(words),),
             caller="This console does what this command does, now. No cluster is asked.",
             facts=(("Run", str(self.files.path)),),
@@ -148,7 +138,7 @@ class Judging:
             text="It is kept beside the incident with your name, changes nothing of what was found, and touches no node. The last word counts.",
             back=links.incident(self.key, self.incident),
             digest=digest_of((), str(folder), json.dumps(dict(last or {}), sort_keys=True, default=str)),
-            checks=(_writable(folder / "actions.jsonl"),),
+            checks=(writable(folder / "actions.jsonl", "beside the incident"),),
             calls=(f"{folder / 'actions.jsonl'} << {json.dumps(line)}",),
             caller="This console writes this line, now. No cluster is asked.",
             facts=(("Found", found.verdict.headline()), ("Judged before", before), ("Run", str(self.files.path))),
