@@ -154,9 +154,9 @@ def append(path: Path, text: str | bytes) -> None:
         os.close(descriptor)
 
 
-def rows(database: Database, name: str, **where: Any) -> list[dict[str, Any]]:
+def rows(database: Database, table_name: str, /, **where: Any) -> list[dict[str, Any]]:
     """All rows of a table, in the order of its primary key."""
-    table = tables.metadata.tables[name]
+    table = tables.metadata.tables[table_name]
     chosen = sa.select(table).where(*(table.c[each] == value for each, value in where.items()))
     with database.read() as connection:
         return [dict(row) for row in connection.execute(chosen.order_by(*table.primary_key)).mappings()]
