@@ -52,6 +52,16 @@ def test_who_was_named_is_suspected_until_that_is_answered(filling: Filling) -> 
     assert (node(filling).state, node(filling).strikes) == ("unknown", 0)
 
 
+def test_what_was_cleared_is_told_by_the_order_of_the_log_whatever_the_clocks_say(filling: Filling) -> None:
+    run = filling.run()
+    filling.incident(run, "i-1", named=[WHO])
+    filling.quarantine(run, 0, "clear", "GPU-1", time="2026-12-24T00:00:00.000Z")
+    filling.quarantine(run, 1, "strike", "GPU-1", incident="i-1", time="2026-11-29T12:00:01.000Z")
+    assert strike(filling).counts, "it was cleared before, by a clock that is ahead"
+    filling.quarantine(run, 2, "clear", "GPU-1", time="2026-01-01T00:00:00.000Z")
+    assert not strike(filling).counts, "it was cleared since, by a clock that is behind"
+
+
 def test_where_the_fleet_has_an_account_its_clear_decides(filling: Filling) -> None:
     run, controller = filling.run(), filling.controller()
     filling.incident(run, "i-1", named=[WHO])

@@ -45,14 +45,29 @@ def _same_naming() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _clears() -> sa.Select[Any]:
-    """Hand-clears of the device in the quarantine of the run, since. Clearing a node clears no device: it is the same anywhere."""
+    """Hand-clears of the device in the quarantine of the run, since. Clearing a node clears no device: it is the same anywhere.
+
+    *Since* is by the place in the log, which needs no clocks that agree, where the incident stands in it.
+    """
+    entry = quarantine.alias("entry")
+    noted = (
+        sa.select(sa.func.min(entry.c.number))
+        .where(
+            entry.c.run_id == incident_ranks.c.run_id,
+            entry.c.incident == incidents.c.name,
+            entry.c.name == incident_ranks.c.device,
+        )
+        .correlate(incidents, incident_ranks)
+        .scalar_subquery()
+    )
+    since = sa.case((noted.is_not(None), quarantine.c.number > noted), else_=quarantine.c.time > incidents.c.time)
     return (
         sa.select(quarantine.c.number)
         .where(
             quarantine.c.name == incident_ranks.c.device,
             quarantine.c.run_id == incident_ranks.c.run_id,
             quarantine.c.what == "clear",
-            quarantine.c.time > incidents.c.time,
+            since,
         )
         .correlate(incidents, incident_ranks)
     )
