@@ -22,7 +22,9 @@ from bitwitness.fleet.answering import answer
 from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.kept_answers import Questions
 from bitwitness.runfiles import RunFiles
+from bitwitness.store import queries
 from bitwitness.store.database import Database
+from bitwitness.store.importing import Importer
 from bitwitness.store.tables import controllers, runs
 from bitwitness.web import links
 from bitwitness.web.acting import Acting, acting_of
@@ -511,7 +513,7 @@ def test_a_quarantine_is_cleared_of_what_was_chosen(world: World) -> None:
     assert "denied as a device since" in page.text
     form = {**form_of(page), "why": "replaced"}
     nothing = world.kim.post(address, form)
-    assert (nothing.status_code, "choose who may join again" in nothing.text) == (409, True)
+    assert (nothing.status_code, "hoose who may join again" in nothing.text) == (409, True)
     strange = world.kim.post(address, {**form, "name": "GPU-3"})
     assert strange.status_code == 409
     done = world.kim.client.post(
@@ -553,7 +555,7 @@ def test_another_run_in_the_same_directory(world: World) -> None:
     RunFiles(world.play.run_dir).write_run({"run": "r2"})
     for address in (links.clear_quarantine(1), links.judge(1, "20261129T120000Z-000001")):
         page = world.kim.get(address)
-        assert (page.status_code, "another run lies at" in page.text) == (404, True)
+        assert (page.status_code, "nother run lies at" in page.text) == (404, True)
     with world.database.write() as connection:
         connection.execute(sa.update(runs).values(current=False))
     assert world.kim.get(links.clear_quarantine(1)).status_code == 404
@@ -568,6 +570,33 @@ def test_names_stay_text(world: World) -> None:
     assert "<script>alert" not in page.text
     assert "<img src=x" not in page.text
     assert "&lt;script&gt;alert" in page.text
+
+
+# From the files to the act and back -------------------------------------------------------------------------------------
+
+
+def test_what_the_importer_finds_is_approved_and_what_came_of_it_is_found(world: World) -> None:
+    play, database = world.play, world.database
+    with database.write() as connection:
+        for table in (controllers, runs):
+            connection.execute(sa.delete(table))
+    importer = Importer(database, [play.run_dir], fleets=[play.state.folder], clock=play.clock.now)
+    importer.round()
+    (row,) = queries.fleet_page(database).waiting
+    assert (row.waits, row.node, row.hold) == (True, "n1", "approval")
+    assert act(world.kim, links.approve(str(row.controller), row.key)).status_code == 200
+    play.rounds(3)
+    importer.round()
+    assert play.cluster.calls() == [("drain", "n1")]
+    page = queries.node_page(database, "n1")
+    assert [one.status for one in page.proposals] == ["done"]
+    assert ("approved", "kim (console)") in [(one.what, one.who) for one in page.history]
+    (path,) = RunFiles(play.run_dir).incidents()
+    (key,) = queries.find_incident(database, path.name)
+    judged = act(world.kim, links.judge(key, path.name), "a drill of ours", judgement="drill")
+    assert judged.status_code == 200
+    importer.round()
+    assert queries.incident_page(database, key, path.name).incident.judgement == "drill"
 
 
 # Forms -----------------------------------------------------------------------------------------------------------------

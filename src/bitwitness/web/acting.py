@@ -32,6 +32,7 @@ from bitwitness.web.acting_offers import (
     Sent,
     as_record,
     refused,
+    sentence,
 )
 from bitwitness.web.acting_once import Forms, Stale, UnderWay
 from bitwitness.web.acting_runs import Clearing, Judging, run_of
@@ -189,7 +190,9 @@ def _failed(error: BitwitnessError, back: str, *, begun: bool, several: bool) ->
     unsure = begun and (several or not certain)
     status = 502 if of_cluster else 409 if isinstance(error, ConfigurationError) else 503
     title = "The cluster did not do it" if of_cluster else "It was not done"
-    return Done(status, title, f"{error}. {_MAY if unsure else _NOT}", "unknown" if unsure else "no", back)
+    return Done(
+        status, title, f"{sentence(str(error))} {_MAY if unsure else _NOT}", "unknown" if unsure else "no", back
+    )
 
 
 def _tell(request: Request, done: Done) -> Response:
@@ -206,7 +209,7 @@ def _answering(
 ) -> Callable[[], Doing]:
     def make() -> Doing:
         folder = controller_place(data, controller)
-        if folder.absolute() not in {one.absolute() for one in settings.fleets}:
+        if folder.resolve() not in {one.resolve() for one in settings.fleets}:
             raise ConfigurationError(
                 f"this console was not started with --fleet {folder}: it answers only for its own controllers"
             )

@@ -21,7 +21,7 @@ from bitwitness.fleet.notify import undo_command
 from bitwitness.fleet.state import NAME, State
 from bitwitness.fleet.watched import cluster_as_watched, notifiers_as_watched, timeout_as_watched
 from bitwitness.web import links
-from bitwitness.web.acting_offers import HIDDEN, Bounded, Done, NotAnswered, Offer, Sent, writable
+from bitwitness.web.acting_offers import HIDDEN, Bounded, Done, NotAnswered, Offer, Sent, sentence, writable
 
 _ASKING = 10.0
 """Seconds for which a cluster is waited for where an answer needs nothing of it."""
@@ -160,7 +160,7 @@ class Answering:
                 raise ConfigurationError("it waits for no answer any more")
             done = answer(state, question.name, self.said, who, sent.why, notifiers=notifiers_as_watched(state))
         title = f"{self.said.capitalize()}: {question.act} {question.node}"
-        return Done(200, title, done.text, "yes" if done.new else "no", offer.back)
+        return Done(200, title, sentence(done.text), "yes" if done.new else "no", offer.back)
 
 
 _YES = (
@@ -265,7 +265,9 @@ class Returning:
         more = (f"{done.closed} proposals that waited for it are closed",) if done.closed else ()
         warnings = (*((done.warning,) if done.warning else ()), *more)
         title = f"{self.node} is in service again"
-        return Done(200, title, done.text, "yes", offer.back, tuple(str(call) for call in done.calls), warnings)
+        return Done(
+            200, title, sentence(done.text), "yes", offer.back, tuple(str(call) for call in done.calls), warnings
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,4 +317,4 @@ class HealthCheck:
                 state, cluster_as_watched(state), self.node, sent.why, who, shown=offer.digest, limit=limit
             )
         title = f"Health check of {self.node}"
-        return Done(200, title, done.text, "yes" if done.new else "no", offer.back, done.calls)
+        return Done(200, title, sentence(done.text), "yes" if done.new else "no", offer.back, done.calls)

@@ -180,9 +180,14 @@ def writable(path: Path, whose: str) -> Check:
     return Check(what, "bad", f"uid {os.geteuid()} may not write there", remedy)
 
 
+def sentence(text: str) -> str:
+    """What a command says, as a sentence of a page."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
 def refused(title: str, text: str, back: str, status: int = 409) -> Done:
     """That nothing was done, and why."""
-    return Done(status, title, text, "no", back)
+    return Done(status, title, sentence(text), "no", back)
 
 
 def as_record(value: Offer | Done, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from bitwitness.fleet.asking import digest_of
 from bitwitness.runfiles import Quarantine, RunFiles, read_incident
 from bitwitness.runfiles.judging import JUDGED, JUDGEMENTS, last_judgement, note_judgement, said
 from bitwitness.web import links
-from bitwitness.web.acting_offers import Choice, Done, Offer, Sent, writable
+from bitwitness.web.acting_offers import Choice, Done, Offer, Sent, sentence, writable
 
 _SHOWN = 200
 
@@ -24,8 +24,10 @@ def run_of(path: Path, name: str, runs: tuple[Path, ...], parents: tuple[Path, .
         ConfigurationError: it was not started with it.
         NotFound: another run lies there, or none.
     """
-    allowed = {one.absolute() for one in runs}
-    if path.absolute() not in allowed and path.absolute().parent not in {one.absolute() for one in parents}:
+    real = path.resolve()
+    folders = {one.resolve() for one in parents}
+    # The importer finds runs up to two levels below a folder of runs.
+    if real not in {one.resolve() for one in runs} and not {real.parent, real.parent.parent} & folders:
         raise ConfigurationError(
             f"this console was not started with {path}: it acts on runs of its own machine only, `bitwitness serve RUN_DIR --allow-actions`"
         )
@@ -153,7 +155,7 @@ class Judging:
         if len(chosen) != 1:
             raise ConfigurationError("choose what it was")
         done = note_judgement(self.files, self.incident, said(chosen[0]), sent.why, who)
-        return Done(200, "Judged", done.text, "yes" if done.new else "no", offer.back)
+        return Done(200, "Judged", sentence(done.text), "yes" if done.new else "no", offer.back)
 
 
 _MEANS = {
