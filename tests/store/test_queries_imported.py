@@ -127,9 +127,13 @@ def test_what_a_person_says_of_an_incident_is_what_every_page_says(filling: Fill
     assert {one.check: one.false_alarms for one in drills.tallies}["replay"] == 1
     (struck,) = queries.device_page(database, DEVICE, now=NOW).strikes
     assert (struck.counts, struck.cleared.startswith("called a false alarm by ann@login")) == (False, True)
-    assert [one.who for one in queries.history(database, incident=INCIDENT)] == ["ann@login"]
-    files.note_action(INCIDENT, "judged", judgement="confirmed", who="bob@login", why="it was real")
+    files.note_action(INCIDENT, "judged", judgement="confirmed", who="bob (console)", why="it was real")
     pages(database, files.path)
+    told = {one.who: (one.source, one.text) for one in queries.history(database, incident=INCIDENT)}
+    assert told == {
+        "ann@login": ("incident", "false alarm: a bug of ours"),
+        "bob (console)": ("console", "confirmed: it was real"),
+    }
     assert queries.device_page(database, DEVICE, now=NOW).strikes[0].counts
 
 

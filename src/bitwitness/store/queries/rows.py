@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from bitwitness.runfiles.judging import JUDGED
 from bitwitness.store.pages import (
     AuditRow,
     Coverage,
@@ -22,8 +23,8 @@ from bitwitness.store.pages import (
 from bitwitness.store.queries.states import state_text
 from bitwitness.store.tables import actions, coverage, incident_ranks, incidents, proposals, runs
 
-CONSOLE = "console"
-"""What an action says as `source` that was noted by the console."""
+_BY_CONSOLE = "(console)"
+"""What the name of whoever acted from the console ends with."""
 _HEAVY = ("limits",)
 RUN_COLUMNS = tuple(column for column in runs.c if column.name not in _HEAVY)
 _CHECKS = ("numerics", "replay", "replicas")
@@ -156,7 +157,7 @@ def _done_about(connection: sa.Connection, found: Sequence[Any]) -> dict[int, st
     said = {one.incident: _in_words(one) for one in connection.execute(query)}
     newest = (
         sa.select(actions.c.incident_id, sa.func.max(actions.c.at).label("at"))
-        .where(actions.c.incident_id.in_([row.id for row in found]), actions.c.action != "judged")
+        .where(actions.c.incident_id.in_([row.id for row in found]), actions.c.action != JUDGED)
         .group_by(actions.c.incident_id)
         .subquery()
     )
@@ -211,11 +212,17 @@ def quarantine_audit(row: Any) -> AuditRow:
 def action_audit(row: Any) -> AuditRow:
     """A row of `actions` with `incident`, the name of its incident."""
     record = row.record if isinstance(row.record, Mapping) else {}
-    node = record.get("node")
-    source = CONSOLE if record.get("source") == CONSOLE else "incident"
-    return AuditRow(
-        row.time, row.who, row.action, row.incident, node if isinstance(node, str) else "", row.text, source
-    )
+    node, device, judgement = (_word(record, name) for name in ("node", "device", "judgement"))
+    text = row.text or " on ".join(one for one in (device, node) if one)
+    if row.action == JUDGED and judgement:
+        text = f"{judgement}: {text}" if text else judgement
+    source = "console" if row.who.endswith(_BY_CONSOLE) else "incident"
+    return AuditRow(row.time, row.who, row.action, row.incident, node, text, source)
+
+
+def _word(record: Mapping[str, Any], name: str) -> str:
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def place(row: Any) -> Place:
