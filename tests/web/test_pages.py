@@ -67,9 +67,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
                 where = {"rank": rank, "node": name, "device": f"GPU-{name}"}
                 connection.execute(sa.insert(stays).values(run_id=1, current=True, **where))
                 connection.execute(sa.insert(nodes).values(name=name))
-                connection.execute(
-                    sa.insert(incident_ranks).values(incident_id=1, run_id=1, role="candidate", **where)
-                )
+                connection.execute(sa.insert(incident_ranks).values(incident_id=1, run_id=1, role="candidate", **where))
         with console(database) as made:
             yield made
 
@@ -145,7 +143,7 @@ def test_a_page_and_its_twin_are_one_record(shown: Console, address: str) -> Non
     assert twin.status_code == 200
     assert twin.headers["content-type"] == "application/json"
     record = next(one.record for one in PAGES if _matches(one.address, address))
-    made = TypeAdapter(record).validate_json(twin.content)  # as its typed description says, field by field
+    made: Any = TypeAdapter(record).validate_json(twin.content)  # as its typed description says, field by field
     assert plain(made) == twin.json()
     wrong = [tag for tag, about in _Elements(page.text).tags if any(name.startswith("on") for name in about)]
     assert not wrong

@@ -10,6 +10,7 @@ import pytest
 
 from bitwitness.store.database import Database
 from bitwitness.web.settings import Settings, hosts_of
+from bitwitness.web.status import Status
 from bitwitness.web.users import OneToken, UsersFile, add, remove
 from tests.web.client import CSRF, HOST, PAGE, Browser, Console, console
 
@@ -17,7 +18,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-PASSWORD = "correct horse battery staple"
 
 
 @pytest.fixture(scope="module")
@@ -381,23 +381,53 @@ def test_a_console_that_only_shows_takes_no_act_from_anybody(database: Database)
 
 def test_a_removed_user_is_signed_out_and_a_new_role_needs_a_new_sign_in(tmp_path: Path, database: Database) -> None:
     path, now = tmp_path / "users.json", [0.0]
-    add(path, "ada", "operator", PASSWORD)
+    first = add(path, "ada", "operator")
     token = add(path, "bob", "viewer")
     users = UsersFile(path, lambda: now[0])
     with console(database, Settings(users=users, open=False, allow_actions=True)) as made:
         ada = made.browser()
-        assert ada.sign_in(PASSWORD, "ada").status_code == 303
+        assert ada.sign_in(first, "ada").status_code == 303
         bob = made.program(token)
         assert bob.get("/api/runs").status_code == 200
         assert "viewer" in bob.post("/runs/1/quarantine/clear").json()["error"]
-        add(path, "ada", "viewer", PASSWORD)
+        second = add(path, "ada", "viewer")
         remove(path, "bob")
         now[0] += 2
         assert ada.get("/api").status_code == 303
         assert bob.get("/api/runs").status_code == 401
         path.chmod(0o620)
         now[0] += 2
-        assert ada.sign_in(PASSWORD, "ada").status_code == 401
+        assert ada.sign_in(second, "ada").status_code == 401
         path.chmod(0o600)
         now[0] += 2
-        assert ada.sign_in(PASSWORD, "ada").status_code == 303
+        assert ada.sign_in(first, "ada").status_code == 401
+        assert ada.sign_in(second, "ada").status_code == 303
+
+
+def test_wrong_secrets_are_told_on_the_form_and_after_some_nobody_looks_at_them(database: Database) -> None:
+    users = OneToken()
+    with console(database, Settings(users=users, open=False)) as made:
+        browser = made.browser("192.0.2.1")
+        wrong = users.token[:-2] + "xx"
+        answers = [browser.sign_in(wrong) for _ in range(11)]
+        assert [one.status_code for one in answers] == [401] * 10 + [429]
+        assert "the name or the password is wrong" in answers[0].text
+        assert wrong not in answers[0].text
+        assert int(answers[-1].headers["retry-after"]) <= 15
+        assert browser.sign_in(users.token).status_code == 429
+        assert (
+            made.browser("192.0.2.2").sign_in(users.token).status_code == 429
+        )  # the same name; a known browser still could
+        assert made.program(users.token, "192.0.2.1").get("/api/runs").status_code == 200
+
+
+def test_who_is_not_signed_in_learns_nothing_of_files(database: Database) -> None:
+    users, status = OneToken(), Status()
+    status.tell("import", "error", "the import of /secret/path fails")
+    with console(database, Settings(users=users, open=False), status) as made:
+        assert made.program().get("/healthz").json() == {"ok": True}
+        assert "/secret/path" not in made.browser().get("/login").text
+        assert made.program(users.token).get("/healthz").json()["errors"] == ["the import of /secret/path fails"]
+        browser = made.browser()
+        browser.sign_in(users.token)
+        assert "/secret/path" in browser.get("/").text

@@ -16,11 +16,11 @@ from bitwitness.errors import BitwitnessError, NotFound
 from bitwitness.store import queries
 from bitwitness.store.database import Database
 from bitwitness.web import acting, entering, events, exporting, files, links, listing, metrics, pages
-from bitwitness.web.context import Data
+from bitwitness.web.context import Data, Given
 from bitwitness.web.events import Changes
 from bitwitness.web.manners import Manners
 from bitwitness.web.rendering import as_json, problem
-from bitwitness.web.security import Guard
+from bitwitness.web.security import Guard, signed_in
 from bitwitness.web.sessions import Sessions
 from bitwitness.web.settings import Settings
 from bitwitness.web.signing import Signing
@@ -63,14 +63,18 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     return app
 
 
-def _healthz(request: Request, data: Data) -> Response:
-    """Whether the pages can be made: the database answers. A failing import is told, and no reason to start anew."""
-    told = request.app.state.status.to_json()
+def _healthz(request: Request, data: Data, settings: Given) -> Response:
+    """Whether the pages can be made: the database answers. A failing import is told, and no reason to start anew.
+
+    What is wrong names files and servers, so only those who may look are told.
+    """
+    told, found = dict(request.app.state.status.to_json()), ""
     try:
         queries.change(data)
     except BitwitnessError as error:
-        return as_json({"ok": False, "database": str(error), **told}, 503)
-    return as_json({"ok": True, "database": "", **told})
+        found = str(error)
+    about = {"database": found, **told} if settings.open or signed_in(request) is not None else {}
+    return as_json({"ok": not found, **about}, 503 if found else 200)
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -62,7 +62,7 @@ def common(request: Request) -> dict[str, Any]:
         "address": address,
         "twin": "",
         "change": getattr(request.state, "change", state.changes.latest),
-        "notices": state.status.notices(),
+        "notices": state.status.notices() if settings.open or session is not None else (),
     }
 
 
