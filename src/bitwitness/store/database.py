@@ -59,18 +59,19 @@ class Database:
             raise ConfigurationError(
                 f"there is no database {self.name}: make one by `bitwitness store import --db ...`"
             )
-        self._open(_sqlite(address) if self.dialect == "sqlite" else _postgresql(address))
+        local = self.dialect == "sqlite"
+        self._open(_sqlite(address) if local else _postgresql(address), wal=local)
 
     @classmethod
     def memory(cls) -> Self:
         """One that is gone when it is closed, for one thread: a report needs no file."""
         made = cls.__new__(cls)
         made.name, made.dialect = "memory", "sqlite"
-        made._open(_listening(sa.create_engine("sqlite://", poolclass=StaticPool, hide_parameters=True), wal=False))
+        made._open(_listening(sa.create_engine("sqlite://", poolclass=StaticPool, hide_parameters=True)))
         return made
 
-    def _open(self, engine: sa.Engine) -> None:
-        self.engine = engine
+    def _open(self, engine: sa.Engine, *, wal: bool = False) -> None:
+        self.engine, self._wal = engine, wal
         self._writing = engine.execution_options(writing=True)
         try:
             with _named(self.name):
@@ -164,8 +165,11 @@ class Database:
         """Up to the newest step, in one transaction: a kill on the way leaves what was there."""
         script = ScriptDirectory.from_config(_config())
         with self.engine.connect() as connection:
-            if self._version(connection, script) == script.get_current_head():
-                return
+            there = self._version(connection, script)
+        if self._wal:
+            _to_wal(self.engine)  # only now: a file of somebody else keeps every byte
+        if there == script.get_current_head():
+            return
         with self._writing.connect() as connection, _begin(connection):
             if self.dialect == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -270,7 +274,7 @@ def _sqlite(address: sa.URL) -> sa.Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"{path.parent} cannot be made ({error.strerror or error}): give another --db") from error
-    return _listening(sa.create_engine(address, connect_args={"timeout": _PATIENCE}, hide_parameters=True), wal=True)
+    return _listening(sa.create_engine(address, connect_args={"timeout": _PATIENCE}, hide_parameters=True))
 
 
 def _postgresql(address: sa.URL) -> sa.Engine:
@@ -283,7 +287,7 @@ def _postgresql(address: sa.URL) -> sa.Engine:
     )
 
 
-def _listening(engine: sa.Engine, *, wal: bool) -> sa.Engine:
+def _listening(engine: sa.Engine) -> sa.Engine:
     """Transactions of SQLite by our own word: its driver would begin them late, and a writer could then be refused midway."""
 
     @sa.event.listens_for(engine, "connect")
@@ -304,6 +308,26 @@ def _listening(engine: sa.Engine, *, wal: bool) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
+
+
+def _to_wal(engine: sa.Engine) -> None:
+    """Let readers and the one writer not wait for one another. Where others are just opening the file, it is tried again."""
+    until = time.monotonic() + _PATIENCE
+    raw = engine.raw_connection()
+    try:
+        while True:
+            try:
+                cursor = raw.cursor()
+                cursor.execute("PRAGMA journal_mode=WAL")
+                cursor.close()
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until:
+                    raise StoreError(f"{engine.url.database} cannot be used now: {error}") from error
+                time.sleep(0.05)
+            else:
+                return
+    finally:
+        raw.close()
 
 
 def _begin(connection: sa.Connection) -> sa.RootTransaction:
