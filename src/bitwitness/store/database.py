@@ -296,11 +296,7 @@ def _listening(engine: sa.Engine) -> sa.Engine:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-32000")
-        if wal:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(
-                "PRAGMA synchronous=NORMAL"
-            )  # a loss of power may take the last import: it is done again
+        connection.execute("PRAGMA synchronous=NORMAL")  # a loss of power may take the last import: it is done again
 
     @sa.event.listens_for(engine, "begin")
     def _begun(connection: sa.Connection) -> None:
