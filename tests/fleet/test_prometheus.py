@@ -60,7 +60,8 @@ def test_every_alert_says_what_and_what_to_do_and_is_tested() -> None:
         assert rule["labels"]["severity"] in {"warning", "critical"}
         page, _, part = rule["annotations"]["runbook"].partition("#")
         assert part == "metrics-and-alerts"
-        assert (ROOT / page).is_file()
+        assert "\n## Metrics and alerts\n" in (ROOT / page).read_text()
+        assert f"`{rule['alert']}`" in (ROOT / page).read_text()
         assert rule["alert"] in tested
 
 

@@ -261,3 +261,14 @@ def test_every_expression_returns_data_from_a_real_prometheus(filling: Filling, 
             "numerics": 999,
             "replicas": 999,
         }
+
+
+def test_the_page_names_every_metric(filling: Filling) -> None:
+    """And no other: the second and third of a row stand without what they have in common."""
+    troubled(filling)
+    filling.add(tables.steps, {"run_id": 1, "first": 2_000, "last": 2_001, "loss": 1.0, "norm": 1.0, "seconds": 1.0})
+    shown = {family.name for family in text_string_to_metric_families(exposition(filling.database))}
+    page = (DEPLOY.parent / "docs" / "console.md").read_text().partition("## Metrics and alerts")[2]
+    told = {f"bitwitness_{name}" for name in re.findall(r"`bitwitness_((?:run|console)_\w+)", page)}
+    told |= {f"bitwitness_run_{name}" for name in re.findall(r"`\.\.\._(\w+)", page)}
+    assert told | {"bitwitness_console_info"} == shown
