@@ -37,7 +37,7 @@ class Matter:
         id: of the incident.
         status, step, ranks, candidates, kind, persistence, persistences, window, check: as in `evidence.Verdict`.
         places: of the ranks involved, as far as known; a rank without one is left out of what is to be done about nodes.
-        nodes: how many nodes the job has.
+        nodes: how many nodes the job has; 0 where that is not known.
         on_detection: of the policy; "" where it is not known.
         saved: absolute paths of the micro-batches that were saved beside it.
     """
@@ -198,7 +198,7 @@ def _about_nobody(matter: Matter) -> Iterator[Advice]:
         yield Advice(
             "Look at the data: what the loader reads, and whether rebuild_batch makes the same batch every time."
         )
-    if matter.nodes < 3:
+    if 0 < matter.nodes < 3:
         yield Advice(
             f"Run on at least three nodes to have somebody named: there were {matter.nodes}, and one opinion against "
             "another names nobody. Or swap one node for another and see whether it happens again."

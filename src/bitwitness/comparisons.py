@@ -18,25 +18,44 @@ class Seen(Protocol):
     """An observation: `evidence.Observation`, or the same as a database keeps it."""
 
     @property
-    def check(self) -> str: ...  # noqa: D102 - as in `evidence.Observation`, like all that follow
+    def check(self) -> str:
+        """By which check."""
+
     @property
-    def step(self) -> int: ...  # noqa: D102
+    def step(self) -> int:
+        """In which step."""
+
     @property
-    def rank(self) -> int: ...  # noqa: D102
+    def rank(self) -> int:
+        """Whose device produced the value."""
+
     @property
-    def place(self) -> str: ...  # noqa: D102
+    def place(self) -> str:
+        """Where the value was seen."""
+
     @property
-    def value(self) -> str: ...  # noqa: D102
+    def value(self) -> str:
+        """The digest, or `NONFINITE`; "" for none."""
+
     @property
-    def repeats(self) -> tuple[str, ...]: ...  # noqa: D102
+    def repeats(self) -> tuple[str, ...]:
+        """Digests of repetitions of the same work."""
+
     @property
-    def owner(self) -> int | None: ...  # noqa: D102
+    def owner(self) -> int | None:
+        """Whose micro-batch it was; None where each rank held its own."""
+
     @property
-    def micro(self) -> int | None: ...  # noqa: D102
+    def micro(self) -> int | None:
+        """Which micro-batch of the step."""
+
     @property
-    def error(self) -> str: ...  # noqa: D102
+    def error(self) -> str:
+        """Why there is no value."""
+
     @property
-    def detail(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def detail(self) -> Mapping[str, Any]:
+        """What a person needs to see next."""
 
 
 One = TypeVar("One", bound=Seen)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bitwitness.cli.main import cli
 from bitwitness.evidence import NONFINITE, Observation, Verdict
 from bitwitness.store import pages
 from bitwitness.topology import Topology
@@ -196,3 +200,16 @@ def test_commands_can_be_pasted_whatever_a_directory_is_called() -> None:
     page = records.incident_page(path="/runs/a b; rm -rf ~/incidents/x", run=records.run(path="/runs/$(reboot)"))
     assert reasons.commands(page)[0] == "bitwitness incident show '/runs/a b; rm -rf ~/incidents/x'"
     assert reasons.commands(page)[1] == "bitwitness checkpoint list '/runs/$(reboot)'"
+
+
+def test_every_command_that_a_page_shows_is_one(tmp_path: Path) -> None:
+    """What a person pastes at night must not end in a usage error."""
+    where = samples.topology()
+    path = samples.write(tmp_path / "run", samples.replays(where, 4, samples.BAD), where)
+    run = records.run(path=str(path.parent.parent))
+    page = records.incident_page(path=str(path), run=run, incident=records.incident(id=path.name))
+    for line in [*reasons.commands(page), reasons.judge(page)]:
+        words = shlex.split(line.replace("incident.html", shlex.quote(str(tmp_path / "incident.html"))))
+        assert words[0] == "bitwitness"
+        done = CliRunner(env={"COLUMNS": "110", "TERM": "dumb"}).invoke(cli, words[1:])
+        assert done.exit_code == 0, (line, done.output)

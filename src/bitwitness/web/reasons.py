@@ -370,10 +370,15 @@ def commands(page: IncidentPage) -> list[str]:
     return [
         f"bitwitness incident show {where}",
         list_checkpoints(page.run),
-        f"bitwitness report {where}",
+        f"bitwitness report {shlex.quote(page.run.path)} {shlex.quote(f'--incident={page.incident.id}')} --html incident.html",
     ]
 
 
 def list_checkpoints(run: RunRow) -> str:
     """What lists the checkpoints of a run."""
     return f"bitwitness checkpoint list {shlex.quote(run.path)}"
+
+
+def judge(page: IncidentPage) -> str:
+    """What says what an incident was, for those who cannot do it from here."""
+    return f"bitwitness incident judge {shlex.quote(page.run.path)} --as confirmed --why '...' -- {shlex.quote(page.incident.id)}"
