@@ -11,7 +11,7 @@ failed, by its incident: what was found is not hidden by what came after.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ ROWS, COLUMNS = 64, 160
 _REASONS = 2_000
 """Cells of a map that say why; failed ones first."""
 _LONGEST = 300
+_AT_ONCE = 2_000_000
+"""Rank-steps that are added up by one statement, which sees at most as many ranges."""
+_CHECKS = 32
+"""Maps of a run at most: anybody can write the name of a check into a journal."""
 _FOUND = 10_000
 """Ranks of incidents that are shown on a map; the newest."""
 
@@ -95,7 +99,7 @@ def ledger_maps(connection: sa.Connection, run: int, cells: Grid, wanted: Sequen
     if cells.ranks <= 0 or cells.last < cells.first:
         return ()
     tallies: dict[str, _Tally] = defaultdict(_Tally, {check: _Tally() for check in wanted})
-    for check, row, start, stop, outcome, ranges, begins, ends, reason in connection.execute(_sums(run, cells)):
+    for check, row, start, stop, outcome, ranges, begins, ends, reason in _sums(connection, run, cells):
         tally = tallies[check]
         steps = tally.steps.get(outcome)
         if steps is None:
@@ -110,8 +114,27 @@ def ledger_maps(connection: sa.Connection, run: int, cells: Grid, wanted: Sequen
     return tuple(in_order({check: _map(check, tally, cells) for check, tally in tallies.items()}))
 
 
-def _sums(run: int, cells: Grid) -> sa.Select[Any]:
-    """The ranges of a run, added up by row, by the columns in which they begin and end, and by outcome."""
+def _sums(connection: sa.Connection, run: int, cells: Grid) -> Iterator[Any]:
+    """The ranges of a run, added up; of some ranks at a time, because a database sorts in memory what it adds up."""
+    many = max(1, _AT_ONCE // (cells.last - cells.first + 1) // cells.height) * cells.height
+    for check in _checks(connection, run):
+        for low in range(0, cells.ranks, many):
+            yield from connection.execute(_sum(run, check, cells, low, min(low + many, cells.ranks) - 1))
+
+
+def _checks(connection: sa.Connection, run: int) -> Iterator[str]:
+    """Checks in the ledger of a run, each found by one look into the index, however many ranges there are."""
+    after = sa.select(sa.func.min(ledger.c.check)).where(ledger.c.run_id == run)
+    check = connection.scalar(after)
+    for _ in range(_CHECKS):
+        if check is None:
+            return
+        yield check
+        check = connection.scalar(after.where(ledger.c.check > check))
+
+
+def _sum(run: int, check: str, cells: Grid, low: int, high: int) -> sa.Select[Any]:
+    """By row, by the columns in which they begin and end, and by outcome."""
     begins, ends = ledger.c.first - cells.first, ledger.c.last - cells.first
     last = sa.case((ends > cells.last - cells.first, cells.last - cells.first), else_=ends)
     each = (
@@ -127,7 +150,8 @@ def _sums(run: int, cells: Grid) -> sa.Select[Any]:
         )
         .where(
             ledger.c.run_id == run,
-            ledger.c.rank < cells.ranks,
+            ledger.c.check == check,
+            ledger.c.rank.between(low, high),
             ledger.c.last >= cells.first,
             ledger.c.first <= cells.last,
         )
