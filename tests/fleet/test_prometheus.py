@@ -73,13 +73,13 @@ def test_alerts_speak_of_metrics_that_there_are() -> None:
 
 
 @contextmanager
-def prometheus(folder: Path, controller: str, *consoles: str) -> Iterator[httpx.Client]:
-    """A Prometheus with our rules that scrapes a controller and consoles ten times a second."""
+def prometheus(folder: Path, controller: str, *consoles: str, every: str = "100ms") -> Iterator[httpx.Client]:
+    """A Prometheus with our rules that scrapes a controller and consoles so often; an answer that takes as long is none."""
     with closing(socket.socket()) as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
+    config["global"] = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every}
     for number, targets in enumerate(([controller], [*consoles])):
         config["scrape_configs"][number]["static_configs"] = [{"targets": targets}]
     config["rule_files"] = [str(RULES)]
