@@ -411,7 +411,7 @@ def test_wrong_secrets_are_told_on_the_form_and_after_some_nobody_looks_at_them(
         wrong = users.token[:-2] + "xx"
         answers = [browser.sign_in(wrong) for _ in range(11)]
         assert [one.status_code for one in answers] == [401] * 10 + [429]
-        assert "the name or the password is wrong" in answers[0].text
+        assert "the name, the password or the token is wrong" in answers[0].text
         assert wrong not in answers[0].text
         assert int(answers[-1].headers["retry-after"]) <= 15
         assert browser.sign_in(users.token).status_code == 429

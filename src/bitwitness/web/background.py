@@ -67,7 +67,7 @@ class Background:
         self._thread.start()
         return self
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self, seconds: float = 3.0) -> None:
         """End, in the middle of a round if need be: what it had not written yet is imported by the next console."""
         self._stop.set()
         if self._thread.is_alive():

@@ -25,7 +25,7 @@ from bitwitness.web.hashing import DUMMY, DUMMY_TOKEN, LONGEST, digest, id_of, m
 from bitwitness.web.limiting import Buckets
 from bitwitness.web.users import User, Users
 
-WRONG = "the name or the password is wrong"
+WRONG = "the name, the password or the token is wrong"
 _AT_ONCE = 2
 _WAITING = 8
 _KNOWN_SECONDS = 300.0
