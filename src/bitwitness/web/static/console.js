@@ -130,7 +130,7 @@
       addEventListener("pagehide", () => stream.close(), { once: true });
     };
     connect();
-  }
+  } else if (sign) sign.dataset.state = "none";
 
   // A refresh must not be noticed by who reads: what is open, focused or scrolled stays so.
   const keyOf = (node) => node.getAttribute("href") ?? node.getAttribute("aria-label") ?? node.dataset.copy ?? node.textContent.slice(0, 80);
