@@ -18,49 +18,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from bitwitness.evidence import NONFINITE, CheckName, Kind, Observation, Persistence, Verdict
+from bitwitness.evidence import NONFINITE, CheckName, History, Kind, Observation, Persistence, Verdict
 from bitwitness.topology import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What was known before this step, equal on every rank.
-
-    Attributes:
-        last_passed: for each check, the last step at which it passed; absent where it never did.
-        compared_before: the checks that compare ranks and have passed at least once. The first comparison tells
-            configuration from nothing, so it never blames: not for replicas or reduced gradients that differ, nor for a
-            rank that gets the same other result in all that it does. `input` counts as one of them.
-        reductions_agreed: whether the fingerprints of the reduced gradient agreed across ranks in every step since the
-            last passed replica check.
-        sum_may_overflow: whether the finite local gradients are so large that their correct sum may be non-finite.
-    """
-
-    last_passed: Mapping[str, int] = field(default_factory=dict)
-    compared_before: frozenset[str] = frozenset()
-    reductions_agreed: bool = True
-    sum_may_overflow: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values."""
-        return {
-            "last_passed": dict(self.last_passed),
-            "compared_before": sorted(self.compared_before),
-            "reductions_agreed": self.reductions_agreed,
-            "sum_may_overflow": self.sum_may_overflow,
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> History:
-        """The inverse of `to_json`; unknown keys are ignored."""
-        return cls(
-            {str(check): int(step) for check, step in record["last_passed"].items()},
-            frozenset(record["compared_before"]),
-            bool(record["reductions_agreed"]),
-            bool(record["sum_may_overflow"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

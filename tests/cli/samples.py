@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitwitness.evidence import NONFINITE, Observation, Place, Verdict
+from bitwitness.evidence import NONFINITE, History, Observation, Place, Verdict
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
 from bitwitness.topology import Placement, Topology
-from bitwitness.verdict import History, decide
+from bitwitness.verdict import decide
 
 GOOD, BAD = "a" * 24, "b" * 24
 STEP = 12

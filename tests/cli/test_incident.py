@@ -11,10 +11,9 @@ from click.testing import CliRunner, Result
 
 from bitwitness.cli.advice import next_steps
 from bitwitness.cli.main import cli
-from bitwitness.evidence import NONFINITE, Observation
+from bitwitness.evidence import NONFINITE, History, Observation
 from bitwitness.runfiles import RunFiles, read_incident
 from bitwitness.topology import Topology
-from bitwitness.verdict import History
 from tests.cli import samples
 from tests.cli.samples import BAD, GOOD, STEP
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import bitwitness
+from bitwitness.evidence import History
 from bitwitness.runfiles import RunFiles
-from bitwitness.verdict import History, decide
+from bitwitness.verdict import decide
 from tests.guard.faults import Fault
 from tests.guard.harness import Launch, Rank, Scenario, Seen, launch
 from tests.guard.training import Plan, run

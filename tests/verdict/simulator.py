@@ -18,9 +18,8 @@ from functools import cache
 from itertools import combinations
 from typing import Literal
 
-from bitwitness.evidence import NONFINITE, Observation
+from bitwitness.evidence import NONFINITE, History, Observation
 from bitwitness.topology import Placement, Topology
-from bitwitness.verdict import History
 
 STEP = 7
 RIGHT = "right"

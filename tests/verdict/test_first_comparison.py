@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitwitness.evidence import NONFINITE, Observation
-from bitwitness.verdict import History
+from bitwitness.evidence import NONFINITE, History, Observation
 from tests.verdict.simulator import HISTORY
 from tests.verdict.test_rules import local, right, run, verdict
 

@@ -10,9 +10,9 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitwitness.evidence import NONFINITE, CheckName, Observation, Place, Verdict
+from bitwitness.evidence import NONFINITE, CheckName, History, Observation, Place, Verdict
 from bitwitness.topology import Placement, Topology
-from bitwitness.verdict import ZERO, History, decide
+from bitwitness.verdict import ZERO, decide
 from tests.verdict.simulator import HISTORY, STEP, report, ring
 
 VALUES = st.sampled_from(["", "r", "r", "r", "w", "x", NONFINITE, ZERO])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bitwitness.evidence import NONFINITE, CheckName, Observation, Place, Verdict
+from bitwitness.evidence import NONFINITE, CheckName, History, Observation, Place, Verdict
 from bitwitness.topology import Topology
-from bitwitness.verdict import ZERO, History, decide
+from bitwitness.verdict import ZERO, decide
 from tests.verdict.simulator import HISTORY, ring
 
 STEP = 20

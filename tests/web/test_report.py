@@ -21,12 +21,11 @@ from click.testing import CliRunner, Result
 from markdown_it import MarkdownIt
 
 from bitwitness.cli.main import cli
-from bitwitness.evidence import Observation
+from bitwitness.evidence import History, Observation
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.runfiles import RunFiles
 from bitwitness.topology import Topology
-from bitwitness.verdict import History
 from bitwitness.web.report import Report, gather
 from bitwitness.web.report_redacting import redact
 from bitwitness.web.report_rendering import escaped, html, markdown

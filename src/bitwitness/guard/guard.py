@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailure, RunFilesError, WorkloadError
-from bitwitness.evidence import Verdict
+from bitwitness.evidence import History, Verdict
 from bitwitness.guard import reaction, seams, start
 from bitwitness.guard.agreement import Channel
 from bitwitness.guard.checkpoints import Keeper, ReadBack, Staged, Standing
@@ -41,7 +41,7 @@ from bitwitness.guard.rewind import BufferRecorder, UserGenerator, check_generat
 from bitwitness.guard.snapshot import restore_buffers
 from bitwitness.guard.workload import LossFunction, Workload
 from bitwitness.policy import Policy, Reaction
-from bitwitness.verdict import History, decide
+from bitwitness.verdict import decide
 
 logger = logging.getLogger("bitwitness")
 

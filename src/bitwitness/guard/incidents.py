@@ -17,12 +17,11 @@ import torch
 
 from bitwitness._version import __version__
 from bitwitness.errors import RunFilesError
-from bitwitness.evidence import NONFINITE, Observation, Verdict
+from bitwitness.evidence import NONFINITE, History, Observation, Verdict
 from bitwitness.guard import start
 from bitwitness.guard.job import Job, Step
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now, write_bytes
 from bitwitness.topology import scheduler_job
-from bitwitness.verdict import History
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from itertools import product
 from typing import Any, Literal
 
 from bitwitness._version import __version__
-from bitwitness.evidence import Verdict
+from bitwitness.evidence import History, Verdict
 from bitwitness.runfiles import Incident
-from bitwitness.verdict import History, decide
+from bitwitness.verdict import decide
 
 _COMPARED = frozenset({"numerics", "replay", "replicas", "input"})
 _MOST = 20_000
