@@ -124,14 +124,18 @@ def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Re
             raise RunFilesError(
                 f"{found.path / 'incident.json'} could not be taken over whole: see `bitwitness incident show {found.path}`"
             ) from None
-        named = tuple(_devices(found, page, serials))[:_DEVICES]
+        try:  # what is damaged shows only when it is used
+            named = tuple(_devices(found, page, serials))[:_DEVICES]
+            nodes, software = len(found.topology.nodes), _software(found)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise RunFilesError(f"{found.path / 'incident.json'} is damaged: {error!r:.200}") from error
         strikes, denied = _standing(database, page)
         drills = queries.drills_page(database, size=_DRILLS).drills
     return Report(
         page=page,
         devices=named,
-        nodes=len(found.topology.nodes),
-        software=_software(found),
+        nodes=nodes,
+        software=software,
         decided=decide_again(found),
         files=tuple(_evidence(found.path)),
         injected=tuple(one for one in drills if one.incident == found.path.name),
@@ -178,12 +182,13 @@ def _devices(found: Incident, page: IncidentPage, serials: Mapping[str, str]) ->
         place = placed.get(rank)
         if place is not None:
             serial = serials.get(place.device, "")
-            yield Device(rank, place.node, place.device, place.slot, place.model, place.pod, place.software, serial)
+            where = (rank, str(place.node), str(place.device), int(place.slot))
+            yield Device(*where, str(place.model), str(place.pod), str(place.software), serial)
 
 
 def _software(found: Incident) -> str:
     """What most ranks ran with, and bitwitness itself."""
-    said = [place.software for place in found.topology.placements if place.software]
+    said = [str(place.software) for place in found.topology.placements if place.software]
     usual = max(dict.fromkeys(said), key=said.count, default="")
     by = f"bitwitness {found.record.get('bitwitness', 'of an unknown version')}"
     return f"{by}; {usual}" if usual else by

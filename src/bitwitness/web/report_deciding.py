@@ -122,7 +122,8 @@ def _code(found: Incident, history: History | None) -> str:
         )
     lines = (
         "from bitwitness import read_incident",
-        "from bitwitness.verdict import History, decide",
+        "from bitwitness.evidence import History",
+        "from bitwitness.verdict import decide",
         f"found = read_incident({json.dumps(str(found.path))})",
         f"again = decide(found.observations, found.topology, {known}, found.verdict.step)",
         "print(again == found.verdict, again.headline())",
