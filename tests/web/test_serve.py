@@ -222,3 +222,14 @@ def test_users_are_added_listed_and_removed(tmp_path: Path) -> None:
         assert bad.strip() == "" or bad.strip() not in done.output
     assert runner.invoke(cli, ["console", "user", "add", file, "a b"]).exit_code == 2
     assert runner.invoke(cli, ["console", "user", "add", str(tmp_path / "no" / "where"), "ada"]).exit_code == 2
+
+
+def test_options_are_read_alike_in_all_commands_of_the_console(tmp_path: Path) -> None:
+    gone = str(tmp_path / "no" / "such" / "console.db")
+    said = CliRunner().invoke(cli, ["serve", "--port", "0"], env={"BITWITNESS_DB": gone})
+    assert (said.exit_code, "name a RUN_DIR" in said.output) == (2, False), said.output
+    assert "console.db" in said.output
+    for text, wrong in (("5s", "nothing to import"), ("0.5", "nothing to import"), ("soon", "is no time")):
+        said = CliRunner().invoke(cli, ["store", "import", "--db", gone, "--every", text])
+        assert said.exit_code == 2
+        assert wrong in said.output, said.output

@@ -88,7 +88,8 @@ def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> time
     "database",
     metavar="URL",
     default="",
-    help="A path, or postgresql://... Kept over restarts. Default: a file in the folder for temporary files.",
+    envvar="BITWITNESS_DB",
+    help="A path, or postgresql://... Kept over restarts. Default: BITWITNESS_DB, else a file in the folder for temporary files.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True, help="0: one that is free.")

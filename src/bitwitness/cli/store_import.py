@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from bitwitness.cli.options import seconds_up_to
 from bitwitness.cli.output import console, plain, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.cli.store import database_option
@@ -15,11 +16,20 @@ from bitwitness.store.database import Database
 from bitwitness.store.importing import Imported, Importer, Progress
 
 
+_read_every = seconds_up_to(86_400, "a day")
+
+
+def _every(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    return None if value is None else _read_every(ctx, param, value)
+
+
 @click.command("import")
 @click.argument("runs", nargs=-1, metavar="[RUN_DIR]...", type=GIVEN_PATH)
 @click.option("--parent", "parents", multiple=True, type=GIVEN_PATH, metavar="DIR", help="All runs below this folder.")
 @click.option("--fleet", "fleets", multiple=True, type=GIVEN_PATH, metavar="STATE", help="Of `bitwitness fleet watch`.")
-@click.option("--every", type=click.FloatRange(0.1), metavar="SECONDS", help="Go on until interrupted.")
+@click.option(
+    "--every", callback=_every, metavar="TIME", help="Go on until interrupted, with this between two rounds, e.g. 5s."
+)
 @database_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a round.")
 def import_(
