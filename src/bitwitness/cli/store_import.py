@@ -15,7 +15,6 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Imported, Importer, Progress
 
-
 _read_every = seconds_up_to(86_400, "a day")
 
 
