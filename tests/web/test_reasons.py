@@ -181,9 +181,23 @@ def test_tables_show_what_differs_and_leave_out_only_what_is_alike() -> None:
         )
     )
     (table,) = made.differ
-    assert [row.rank for row in table.rows if row.differs] == [3, 70]
+    assert {row.differs for row in table.rows} == {None}
+    assert [(row.rank, row.letters) for row in table.rows if row.letters != "A"] == [(3, "B"), (70, "B")]
     assert len(table.rows) + table.hidden == 80
+    assert table.left_out == "56 with A"
+    assert not any(row.about for row in table.rows)
     assert [row.rank for row in table.rows] == sorted(row.rank for row in table.rows)
+
+
+def test_only_who_is_named_is_marked_and_those_who_are_like_the_reference() -> None:
+    (table, *_) = reasons.tables(records.incident_page()).differ
+    named = [row for row in table.rows if row.named]
+    assert [(row.rank, row.differs) for row in named] == [(4, True)]
+    assert {row.differs for row in table.rows if not row.named} == {False}
+    nobody = records.incident_page(incident=records.incident(status="unattributed", ranks=(4,), candidates=(0, 2, 4)))
+    for each in reasons.tables(nobody).differ:
+        assert {(row.named, row.differs) for row in each.rows} == {(False, None)}
+        assert len({row.letters for row in each.rows}) > 1
 
 
 def test_advice_is_that_of_the_command_line_and_survives_a_rank_without_a_place() -> None:

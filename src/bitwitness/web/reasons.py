@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwitness.advice import Advice, Matter, advise
 from bitwitness.advice import listed as advice_listed
-from bitwitness.comparisons import Comparison, about, compared, differences, runs
+from bitwitness.comparisons import Comparison, about, compared, differences, runs, tensors
 from bitwitness.evidence import NONFINITE
 from bitwitness.store.pages import IncidentPage, RunRow, Seen
 from bitwitness.topology import Placement
@@ -33,7 +33,15 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of what was compared; `differs` from what most nodes produced, which is None where none leads."""
+    """A line of what was compared.
+
+    Attributes:
+        role, rank, node, value, repeats, about: who did what, where, and what came out.
+        named: whether the verdict names it.
+        letters: of its values, those that it got in this table: who has the same letter got the same; "" for none.
+        differs: of a rank that is named, True where it is not like the reference; False for a rank that is; None where nothing may be
+            said: of every other rank, and of every rank of an unattributed incident, in which no value is right or wrong.
+    """
 
     role: str
     rank: int
@@ -42,17 +50,19 @@ class Row:
     repeats: str
     about: str
     named: bool
+    letters: str
     differs: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was compared, as a table: its title, the lines that are shown, how many are not, and what else is to be said."""
+    """What was compared, as a table: its title, the lines that are shown, how many are not and what they hold, and what else is to be said."""
 
     title: str
     agrees: bool
     rows: tuple[Row, ...]
     hidden: int
+    left_out: str
     notes: tuple[str, ...]
 
 
@@ -83,25 +93,42 @@ def short(value: str) -> str:
 
 def tables(page: IncidentPage) -> Tables:
     """What was compared with what, those that are shown."""
-    named, nodes = set(page.incident.ranks), _Nodes(page)
-    every = compared(page.observations)
+    nodes, every = _Nodes(page), compared(page.observations)
+    named = set(page.incident.ranks) if page.incident.status == "attributed" else set()
+    shaky = _shaky(every)
     differ, same = ([one for one in every if one.agrees == agrees] for agrees in (False, True))
     return Tables(
-        tuple(_table(one, named, nodes) for one in differ[:_DIFFERING]),
-        tuple(_table(one, named, nodes) for one in same[:_AGREEING]),
+        tuple(_table(one, named, shaky, nodes) for one in differ[:_DIFFERING]),
+        tuple(_table(one, named, shaky, nodes) for one in same[:_AGREEING]),
         len(differ),
         len(same),
     )
 
 
-def _table(one: Comparison[Seen], named: set[int], nodes: _Nodes) -> Compared:
-    usual = one.usual(nodes.of)
-    rows = [_row(seen, one, usual, named, nodes) for seen in one.seen]
-    # What is like all others says nothing after the first few; what differs is never left out.
-    telling = [row for row in rows if row.differs is not False or row.named]
-    alike = [row for row in rows if row not in telling]
-    shown = sorted([*telling[:_ROWS], *alike[: max(2, _ROWS - len(telling))]], key=rows.index)
-    return Compared(_title(one), one.agrees, tuple(shown), len(rows) - len(shown), tuple(differences(one.seen)))
+def _table(one: Comparison[Seen], named: set[int], shaky: set[int], nodes: _Nodes) -> Compared:
+    against = (_against(rank, one, shaky, nodes) for rank in sorted(named))
+    reference = next((found[0] for found in against if found is not None), None)
+    letters = {value: _letter(place) for place, value in enumerate(one.values)}
+    rows = [_row(seen, one, reference, named, letters, nodes) for seen in one.seen]
+    shown = sorted(_chosen(rows), key=rows.index)
+    hidden = [row.letters or "none" for row in rows if row not in shown]
+    left_out = ", ".join(f"{hidden.count(each)} with {each}" for each in dict.fromkeys(hidden))
+    return Compared(_title(one), one.agrees, tuple(shown), len(hidden), left_out, tuple(differences(one.seen)))
+
+
+def _chosen(rows: Sequence[Row]) -> list[Row]:
+    """Whom the verdict names, then some of each value in turn: to show only the rarer ones would point at somebody."""
+    turns: dict[str, int] = defaultdict(int)
+    order = []
+    for row in rows:
+        order.append((not row.named, turns[row.letters]))
+        turns[row.letters] += 1
+    return [rows[place] for place in sorted(range(len(rows)), key=order.__getitem__)[:_ROWS]]
+
+
+def _letter(place: int) -> str:
+    """A, B, ..., Z, A1, B1, ..."""
+    return chr(ord("A") + place % 26) + (str(place // 26) if place >= 26 else "")
 
 
 def _title(one: Comparison[Seen]) -> str:
@@ -114,12 +141,23 @@ def _batch(one: Comparison[Seen]) -> str:
     return "the micro-batches" if one.micro is None else f"micro-batch {one.micro}"
 
 
-def _row(seen: Seen, one: Comparison[Seen], usual: str | None, named: set[int], nodes: _Nodes) -> Row:
+def _row(
+    seen: Seen,
+    one: Comparison[Seen],
+    reference: str | None,
+    named: set[int],
+    letters: Mapping[str, str],
+    nodes: _Nodes,
+) -> Row:
     role = "held" if one.owner is None else "owner" if seen.place == "original" or seen.rank == one.owner else "witness"
-    done = runs(seen)
-    differs = None if usual is None or not done else set(done) != {usual}
-    said = seen.error or (about(seen.detail) if one.owner is None else "")
-    return Row(role, seen.rank, nodes.of(seen.rank), seen.value, _repeats(seen), said, seen.rank in named, differs)
+    done, is_named = runs(seen), seen.rank in named
+    like = None if reference is None or not done else set(done) == {reference}
+    differs = False if like else True if is_named and like is not None else None
+    # From what a rank is said to differ is a matter of who is right, so it is said of those who are named only.
+    told = one.owner is None and (is_named or not tensors(seen.detail))
+    said = seen.error or (about(seen.detail) if told else "")
+    held = ", ".join(letters[value] for value in dict.fromkeys(done))
+    return Row(role, seen.rank, nodes.of(seen.rank), seen.value, _repeats(seen), said, is_named, held, differs)
 
 
 def _repeats(seen: Seen) -> str:
