@@ -129,6 +129,10 @@ def test_an_unattributed_incident_names_nobody_and_looks_like_no_bad_node() -> N
         'class="bad',
         "cordon",
         "scontrol",
+        'class="differs',
+        "differs</b>",
+        "the reference",
+        "usual",
     ):
         assert sign not in text, sign
     assert "verdict-unattributed" in text
@@ -143,6 +147,16 @@ def test_incidents_of_both_kinds_stand_apart_on_the_page_of_runs() -> None:
     assert "nobody is named" not in named.text
     assert nobody.text.count("nobody is named") == 2
     assert "node-2" not in nobody.text
+
+
+def test_short_names_of_nodes_are_not_broken() -> None:
+    page = records.fleet_page()
+    text = drawn("fleet", page)
+    assert re.search(r'class="name short" href="/nodes/node-2"', text)
+    long = dataclasses.replace(page.nodes[0], name="node-" + "x" * 40)
+    assert 'class="name" href="/nodes/node-xxx' in drawn("fleet", dataclasses.replace(page, nodes=(long,)))
+    css = (STATIC / "console.css").read_text(encoding="utf-8")
+    assert re.search(r"\.name\.short \{[^}]*white-space: nowrap", css)
 
 
 def test_a_node_that_was_only_involved_is_not_accused() -> None:
@@ -160,6 +174,12 @@ def test_a_drill_that_named_wrongly_glares() -> None:
     assert 'class="attention glaring"' in text
     good = records.drills_page(drills=(), outcomes={"caught": 3}, total=3)
     assert "glaring" not in main_of(drawn("drills", good))
+    none = records.drills_page(drills=(), outcomes={"caught": 0, "named wrongly": 0, "missed": 0}, total=0)
+    text = main_of(drawn("drills", none))
+    assert "outcome-named-wrongly" not in text
+    assert "outcome-missed" not in text
+    assert "BITWITNESS_FAULT=" in text
+    assert "bitwitness demo" not in text
 
 
 # What is said --------------------------------------------------------------------------------------------------------
