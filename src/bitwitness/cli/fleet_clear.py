@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from bitwitness.cli.fleet_watch import INBOX, STATE
+from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.errors import RunFilesError
 from bitwitness.fleet.clearing import Cleared
 from bitwitness.fleet.clearing import clear as return_to_service
 from bitwitness.fleet.clusters.base import valid_node
-from bitwitness.fleet.clusters.settings import cluster_of, timeout_of
+from bitwitness.fleet.clusters.settings import timeout_of
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.state import State
-from bitwitness.fleet.view import sources
+from bitwitness.fleet.watched import cluster_as_watched, notifiers_as_watched, policy_as_watched, runs_as_watched
 from bitwitness.runfiles import Quarantine, RunFiles
 from bitwitness.runfiles.quarantine import who_asks
 
@@ -45,12 +44,9 @@ def clear(
     valid_node(node)
     folder = folder.absolute()
     with State(folder, create=False) as state:
-        known = sources(state.about())
-        runs = [Path(path) for path in known.get("runs", ())]
-        parents = [Path(path) for path in known.get("parents", ())] + [folder / INBOX]
-        policy = _policy(policy_file, known.get("cluster"))
-        cluster = cluster_of(policy, runs, parents)
-        told = tuple(str(name) for name in known.get("notifiers", ()))
+        policy = policy_as_watched(state) if policy_file is None else FleetPolicy.load(policy_file)
+        cluster, told = cluster_as_watched(state, policy), notifiers_as_watched(state)
+        runs, parents = runs_as_watched(state)
         timeout = timeout_of(policy.cluster)
         done = return_to_service(state, cluster, node, why, who_asks(), notifiers=told, dry=dry_run, timeout=timeout)
         everywhere = [*runs, *_below(parents)]
@@ -59,13 +55,6 @@ def clear(
         else:
             freed, stays = [], _that_stays(node, done, everywhere)
     _show(done, freed, stays, dry_run, as_json)
-
-
-def _policy(given: Path | None, cluster: object) -> FleetPolicy:
-    """As given, else with the cluster as the controller has it: an undo must not depend on what the file says by now."""
-    if given is not None:
-        return FleetPolicy.load(given)
-    return replace(FleetPolicy(), cluster=cluster) if isinstance(cluster, dict) else FleetPolicy()
 
 
 def _below(parents: Sequence[Path]) -> list[Path]:

@@ -36,11 +36,10 @@ from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.rehearsing_incident import copy_state
 from bitwitness.fleet.state import NAME, Entry, State
 from bitwitness.fleet.view import shown
+from bitwitness.fleet.watched import INBOX
 
 _EVERY = 2.0
 STATE = Path("/var/lib/bitwitness/fleet")
-INBOX = "inbox"
-"""In the folder of the state: runs whose incidents came over the network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,27 @@ INBOX = "inbox"
 """In the folder of the state: runs whose incidents came over the network."""
 
 
-def cluster_as_watched(state: State) -> Cluster:
-    """The cluster of a controller; nothing is asked of it.
+def runs_as_watched(state: State) -> tuple[list[Path], list[Path]]:
+    """The runs of a controller, and the folders below which it finds more."""
+    known = sources(state.about())
+    parents = [Path(path) for path in known.get("parents", ())] + [state.folder / INBOX]
+    return [Path(path) for path in known.get("runs", ())], parents
+
+
+def policy_as_watched(state: State) -> FleetPolicy:
+    """A policy with the cluster of a controller: an undo must not depend on what its file says by now."""
+    settings = sources(state.about()).get("cluster")
+    return replace(FleetPolicy(), cluster=settings) if isinstance(settings, dict) else FleetPolicy()
+
+
+def cluster_as_watched(state: State, policy: FleetPolicy | None = None) -> Cluster:
+    """The cluster of a controller, or of a policy in place of its own; nothing is asked of it.
 
     Raises:
         ConfigurationError: its settings do not work here.
         MissingExtra: what it needs is not installed here.
     """
-    known = sources(state.about())
-    runs = [Path(path) for path in known.get("runs", ())]
-    parents = [Path(path) for path in known.get("parents", ())] + [state.folder / INBOX]
-    return cluster_of(_policy(known.get("cluster")), runs, parents)
+    return cluster_of(policy or policy_as_watched(state), *runs_as_watched(state))
 
 
 def notifiers_as_watched(state: State) -> tuple[str, ...]:
@@ -35,8 +45,4 @@ def notifiers_as_watched(state: State) -> tuple[str, ...]:
 
 def timeout_as_watched(state: State) -> float:
     """Seconds that one call of a controller to its cluster may take."""
-    return timeout_of(_policy(sources(state.about()).get("cluster")).cluster)
-
-
-def _policy(settings: object) -> FleetPolicy:
-    return replace(FleetPolicy(), cluster=settings) if isinstance(settings, dict) else FleetPolicy()
+    return timeout_of(policy_as_watched(state).cluster)
