@@ -51,6 +51,8 @@ def imports() -> None:
         "kubernetes",
         "boto3",
         "grpc",
+        "fastapi",
+        "sqlalchemy",
     ):
         assert importlib.util.find_spec(name) is None, f"the base install must not bring {name}"
     assert "site-packages" in (bitwitness.__file__ or ""), bitwitness.__file__
@@ -111,6 +113,9 @@ def extras(folder: Path) -> None:
         call(*watch, code=2, says=f"pip install 'bitwitness[{extra}]'")
     listen = ("--listen", "127.0.0.1:0", "--token-file", token)
     call("fleet", "watch", run_dir, "--state", state, *listen, code=2, says=needs)
+    for console in (("serve", run_dir), ("report", run_dir), ("store", "status", "--db", folder / "console.db")):
+        call(*console, code=2, says="pip install 'bitwitness[web]'")
+    call("console", "user", "add", folder / "users.json", "alice")
     call("fleet", "send", run_dir, "--to", "http://127.0.0.1:9", "--token-file", token, code=2, says=needs)
 
 
