@@ -118,7 +118,7 @@ class Postgres:
 
     def stop(self) -> None:
         """Stop the server, and remove all of it."""
-        self._process.send_signal(signal.SIGINT)  # whoever is still connected is cut off
+        self._process.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
         try:
             self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from bitwitness.store.database import Database
+from bitwitness.store.tables import metadata
 from tests.postgres import Postgres, binaries
 from tests.store.filling import Filling, emptied
 
@@ -25,13 +28,38 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Databases that have their tables, by kind: making these for every test would take most of the time."""
+    path = tmp_path_factory.mktemp("made") / "store.db"
+    Database(path).close()
+    return {"sqlite": str(path)}
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a database that is new."""
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a database that is not there yet, or has no tables."""
     if request.param == "sqlite":
         return str(tmp_path / "store.db")
     server: Postgres = request.getfixturevalue("postgres")
     return server.fresh()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, made: dict[str, str]) -> str:
+    """The address of a database with all tables, and nothing in them."""
+    if request.param == "sqlite":
+        return str(shutil.copy(made["sqlite"], tmp_path / "store.db"))
+    server: Postgres = request.getfixturevalue("postgres")
+    if "postgresql" not in made:
+        made["postgresql"] = server.fresh()
+        Database(made["postgresql"]).close()
+    names = ", ".join(f'"{name}"' for name in metadata.tables if name != "meta")
+    with psycopg.connect(made["postgresql"]) as connection:  # waits for whatever a test before has left to end
+        connection.execute(f"TRUNCATE {names} RESTART IDENTITY".encode())
+        connection.execute("DELETE FROM meta WHERE name <> 'change'")
+        connection.execute("UPDATE meta SET number = 0")
+    return made["postgresql"]
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def verdict(where: Topology, ranks: Sequence[int] = (2,), step: int = 7) -> Verd
         candidates=(),
         kind="compute",
         persistence="persistent",
-        persistences=("persistent",) * len(ranks),
+        persistences=tuple("persistent" for _ in ranks),
         reason="as a test says",
         check="replay",
         window=(step - 1, step),

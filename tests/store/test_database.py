@@ -21,9 +21,9 @@ from bitwitness.store.tables import meta, metadata, runs
 from tests.store.making import rows
 
 
-def test_the_migrations_make_the_tables(database: Database) -> None:
+def test_the_migrations_make_the_tables(empty_url: str) -> None:
     """Whoever changes a table writes a migration: what both come to is the same, column by column."""
-    with database.read() as connection:
+    with Database(empty_url) as database, database.read() as connection:
         context = MigrationContext.configure(
             connection,
             opts={
@@ -41,21 +41,21 @@ def test_opening_again_changes_nothing(database: Database, opened: Callable[[], 
     assert rows(opened(), "meta") == rows(database, "meta") == [{"name": "change", "number": 1, "text": ""}]
 
 
-def test_processes_that_open_at_once_do_not_both_migrate(url: str) -> None:
-    script = f"from bitwitness.store.database import Database; Database({url!r}).close()"
+def test_processes_that_open_at_once_do_not_both_migrate(empty_url: str) -> None:
+    script = f"from bitwitness.store.database import Database; Database({empty_url!r}).close()"
     processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(2)]
     for process in processes:
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 0, said.decode()
-    with Database(url) as database:
+    with Database(empty_url) as database:
         assert rows(database, "meta") == [{"name": "change", "number": 0, "text": ""}]
 
 
-def test_a_database_of_a_newer_version_is_refused_and_stays_as_it_is(url: str) -> None:
-    with Database(url) as database, database.write() as connection:
+def test_a_database_of_a_newer_version_is_refused_and_stays_as_it_is(empty_url: str) -> None:
+    with Database(empty_url) as database, database.write() as connection:
         connection.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"9999.*nothing was changed.*newer"):
-        Database(url)
+        Database(empty_url)
 
 
 def test_a_database_of_something_else_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
