@@ -7,7 +7,9 @@ that takes nothing ends a round.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +22,7 @@ from bitwitness.runfiles.reading import JOURNALS, RUN
 from bitwitness.store import importing_problems
 from bitwitness.store.database import Database, changed, upsert
 from bitwitness.store.importing_fleet import import_fleet, unreadable
+from bitwitness.store.importing_names import look_of, name_runs
 from bitwitness.store.importing_problems import Problems
 from bitwitness.store.importing_runs import RunImporter
 from bitwitness.store.importing_values import digest, stamp, text
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _MOST = 100_000
 """Directories that are looked at below one folder of runs."""
+_NAMED_EVERY = 2.0
+"""Seconds between two looks at the names of runs in a round."""
 _NOTED_EVERY = timedelta(seconds=20)
 """How often a round is noted that found nothing: rounds may come every second."""
 
@@ -96,6 +101,8 @@ class Importer:
         self._importer = RunImporter(database, clock)
         self._present: frozenset[Path] | None = None
         self._noted: datetime | None = None
+        self._named: object = None
+        self._named_at = -math.inf
 
     def round(self, progress: Callable[[Progress], object] | None = None) -> Imported:
         """Read what is new.
@@ -124,11 +131,13 @@ class Importer:
                 self._give_up(path, error, problems)
                 continue
             problems.clear(str(path))
+            self._name_runs(at_most=_NAMED_EVERY)
             records += done.records
             broken += done.problems
             if done.changed:
                 keys.add(done.run)
         self._database.change(lambda connection: importing_problems.write(connection, None, problems, self._now()))
+        self._name_runs()
         self._note_missing(frozenset(paths))
         fleet = False
         for number, folder in enumerate(self._fleets, len(paths)):
@@ -139,6 +148,17 @@ class Importer:
             fleet |= moved
         self._note_round()
         return Imported(frozenset(keys), records, broken + len(problems.found), fleet)
+
+    def _name_runs(self, at_most: float = 0.0) -> None:
+        """Give each run the name that tells it apart, when there are others than before; in a long round not after each."""
+        if time.monotonic() - self._named_at < at_most:
+            return
+        with self._database.read() as connection:
+            look = look_of(connection)
+        if look != self._named:
+            self._database.change(name_runs)
+            self._named = look
+        self._named_at = time.monotonic()
 
     def _note_round(self) -> None:
         """That somebody has looked now: of a run that nobody looks at any more, it cannot be said that it is silent."""
