@@ -55,7 +55,7 @@ def write_about(connection: sa.Connection, run: int, record: Mapping[str, Any]) 
     versions = [f"{each} {text(record.get(each), 50)}" for each in ("bitwitness", "torch") if record.get(each)]
     values = {
         "job": name(record.get("scheduler_job")),
-        "started": moment(record.get("started")),
+        "started": _first(connection, run, moment(record.get("started"))),
         "world_size": whole(record.get("world_size"), most=LARGEST_RANK) or 0,
         "supervision": text(record.get("supervision"), 100),
         "generation": whole(record.get("generation")) or 0,
@@ -68,6 +68,12 @@ def write_about(connection: sa.Connection, run: int, record: Mapping[str, Any]) 
     write_stays(connection, run, places, moment(record.get("started")), current=True)
     nodes = len({place.node for place in places})
     connection.execute(sa.update(runs).where(runs.c.id == run).values(nodes=nodes))
+
+
+def _first(connection: sa.Connection, run: int, time: str) -> str:
+    """When the first guard was made: run.json knows the newest only."""
+    before = connection.execute(sa.select(runs.c.started).where(runs.c.id == run)).scalar()
+    return min(filter(None, (before, time)), default="")
 
 
 def to_placements(value: Any) -> tuple[Placement, ...]:

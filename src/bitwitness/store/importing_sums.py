@@ -48,8 +48,22 @@ def add_up(connection: sa.Connection, run: int) -> None:
     newest = _doubt(connection, run)
     seen = _seen(connection, run, row.started)
     _write_places(connection, run, seen)
-    values = {"seen": seen, "checkpoint": newest, **_counts(connection, run), **_pace(connection, run)}
+    started = _started(connection, run, row.started)
+    values = {
+        "seen": seen,
+        "started": started,
+        "checkpoint": newest,
+        **_counts(connection, run),
+        **_pace(connection, run),
+    }
     connection.execute(sa.update(runs).where(runs.c.id == run).values(**values))
+
+
+def _started(connection: sa.Connection, run: int, known: str) -> str:
+    """When the first guard was made, by the journals too: run.json is written anew with every start."""
+    here = sa.and_(marks.c.run_id == run, marks.c.kind == "start", marks.c.time != "")
+    first = _one(connection, sa.select(sa.func.min(marks.c.time)).where(here))
+    return min(filter(None, (known, first)), default="")
 
 
 def _one(connection: sa.Connection, query: sa.Select[Any]) -> Any:
