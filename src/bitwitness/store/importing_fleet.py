@@ -7,7 +7,8 @@ from the last number; everything else is small, and what has changed of it is wr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from bitwitness.fleet.kept import Book, Kept
+from bitwitness.fleet.kept_answers import Questions
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.state import State
 from bitwitness.fleet.view import report
 from bitwitness.store.database import Database, changed, upsert
 from bitwitness.store.importing_values import digest, moment, name, plain, text
-from bitwitness.store.tables import audit, controllers, namings, proposals
+from bitwitness.store.tables import audit, controllers, namings, picked, proposals
 
 _AT_ONCE = 2000
 _ABOUT = ("leader", "host", "pid", "started", "policy", "owner", "command", "every")
@@ -39,8 +41,10 @@ def import_fleet(database: Database, folder: Path, now: str) -> tuple[int, bool]
         about = state.about()
         seen = _seen(folder, about, state, now)
         kept = Book(state).proposals()
+        asked = {one.proposal: one.name for one in Questions(state).pending() if not one.said}
+        means = state.read("SELECT id, path FROM incidents")
         named = state.read("SELECT incident, device, node, record, cleared FROM namings ORDER BY incident, record")
-        key, after, wrote = database.change(lambda connection: _write(connection, seen, kept, named))
+        key, after, wrote = database.change(lambda connection: _write(connection, seen, kept, asked, named, means))
         lines = 0
         while rows := state.read(f"{_AUDIT} WHERE number > ? ORDER BY number LIMIT ?", (after, _AT_ONCE)):
             entries = [_entry(key, row) for row in rows]
@@ -87,7 +91,12 @@ def _seen(folder: Path, about: dict[str, str], state: State, now: str) -> dict[s
 
 
 def _write(
-    connection: sa.Connection, seen: dict[str, Any], kept: Sequence[Kept], named: Sequence[tuple[Any, ...]]
+    connection: sa.Connection,
+    seen: dict[str, Any],
+    kept: Sequence[Kept],
+    asked: Mapping[int, str],
+    named: Sequence[tuple[Any, ...]],
+    means: Sequence[tuple[Any, ...]],
 ) -> tuple[int, int, bool]:
     """The controller, its proposals and its namings; its key, the last number of its audit trail, whether anything changed."""
     here = controllers.c.place == seen["place"]
@@ -103,16 +112,17 @@ def _write(
     row = connection.execute(chosen).mappings().one()
     key = int(row["id"])
     moved = old is None or any(old[one] != row[one] for one in ("mode", "cluster", "life", "todo", "about"))
-    moved |= _write_proposals(connection, key, kept)
+    moved |= _write_proposals(connection, key, kept, asked)
+    moved |= _write_picked(connection, key, means)
     moved |= _write_namings(connection, key, named)
     if moved:
         changed(connection)
     return key, int(row["audit"]), moved
 
 
-def _write_proposals(connection: sa.Connection, key: int, kept: Sequence[Kept]) -> bool:
+def _write_proposals(connection: sa.Connection, key: int, kept: Sequence[Kept], asked: Mapping[int, str]) -> bool:
     known = {row.key: row for row in connection.execute(sa.select(proposals).where(proposals.c.controller_id == key))}
-    rows = [_proposal(key, one) for one in kept]
+    rows = [_proposal(key, one, asked.get(one.key, "")) for one in kept]
     new = [
         row
         for row in rows
@@ -122,7 +132,7 @@ def _write_proposals(connection: sa.Connection, key: int, kept: Sequence[Kept]) 
     return bool(new)
 
 
-def _proposal(key: int, one: Kept) -> dict[str, Any]:
+def _proposal(key: int, one: Kept, question: str) -> dict[str, Any]:
     said = one.proposal
     return {
         "controller_id": key,
@@ -142,6 +152,7 @@ def _proposal(key: int, one: Kept) -> dict[str, Any]:
         "signals": [_sentence(each) for each in said.signals[:100]],
         "final": one.final,
         "waits": one.hold == "approval" and not one.final and one.status not in _OVER,
+        "question": text(question, 100),
     }
 
 
@@ -150,6 +161,18 @@ def _sentence(signal: Signal) -> str:
     when = f" at {signal.time}" if signal.time else ""
     often = f", {signal.count} times" if signal.count > 1 else ""
     return text(f"{where}{when}{often} ({signal.source}, {signal.weight}): {signal.reason}", 1000)
+
+
+def _write_picked(connection: sa.Connection, key: int, means: Sequence[tuple[Any, ...]]) -> bool:
+    known = {
+        row.incident: row.path for row in connection.execute(sa.select(picked).where(picked.c.controller_id == key))
+    }
+    rows = {text(incident, 100): text(os.path.realpath(path)) for incident, path in means}
+    new = [
+        {"controller_id": key, "incident": one, "path": path} for one, path in rows.items() if known.get(one) != path
+    ]
+    upsert(connection, picked, new)
+    return bool(new)
 
 
 def _write_namings(connection: sa.Connection, key: int, named: Sequence[tuple[Any, ...]]) -> bool:

@@ -67,7 +67,7 @@ class Read:
         if verdict.status == "clean" or step is None or len(verdict.window) != 2:
             raise ValueError("its verdict is of no incident")
         first, last = (whole(one, -1) for one in verdict.window)
-        notes = record.get("notes")
+        notes, policy = record.get("notes"), record.get("policy")
         return {
             "time": moment(record.get("time")),
             "step": step,
@@ -80,6 +80,7 @@ class Read:
             "window_first": -1 if first is None else first,
             "window_last": step if last is None else last,
             "world_size": self.topology.world_size,
+            "on_detection": text(policy.get("on_detection"), 50) if isinstance(policy, dict) else "",
             "notes": [text(one, 1000) for one in notes[:100]] if isinstance(notes, list) else [],
         }
 

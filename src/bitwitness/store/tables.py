@@ -302,6 +302,7 @@ incidents = Table(
     _count("world_size"),
     Column("notes", Json),
     Column("files", Json),  # name -> bytes
+    _text("on_detection"),  # of the policy then
     _text("judged"),  # by a person, the last word; "" if none
     _text("judged_by"),
     _text("judged_at"),
@@ -518,10 +519,21 @@ proposals = Table(
     Column("signals", Json),  # a sentence each
     _flag("final"),
     _flag("waits"),  # for a person's approval, now
+    _text("question"),  # by what it is answered on a command line, e.g. 12-3fa9c1d2; "" while nothing is asked
     Index("ix_proposals_node", "node", "updated"),
     Index("ix_proposals_incident", "incident"),
     Index("ix_proposals_waits", "waits", "status"),
 )
+
+picked = Table(
+    "picked",
+    metadata,
+    _of("controllers", primary=True),
+    Column("incident", TEXT, primary_key=True),  # its id
+    _text("path"),  # of its directory, as the controller has it
+    Index("ix_picked_incident", "incident"),
+)
+"""Which incident each controller means by an id: two runs may have incidents of one id, a controller has only one of them."""
 
 namings = Table(
     "namings",

@@ -28,6 +28,7 @@ def upgrade() -> None:
     _ledger()
     _marks()
     _namings()
+    _picked()
     _observations()
     _problems()
     _proposals()
@@ -234,6 +235,7 @@ def _incidents() -> None:
         sa.Column("world_size", BIG, server_default="0", nullable=False),
         sa.Column("notes", sa.Text(), nullable=True),
         sa.Column("files", sa.Text(), nullable=True),
+        sa.Column("on_detection", sa.Text(), server_default="", nullable=False),
         sa.Column("judged", sa.Text(), server_default="", nullable=False),
         sa.Column("judged_by", sa.Text(), server_default="", nullable=False),
         sa.Column("judged_at", sa.Text(), server_default="", nullable=False),
@@ -307,6 +309,20 @@ def _namings() -> None:
     op.create_index("ix_namings_node", "namings", ["node"], unique=False)
 
 
+def _picked() -> None:
+    op.create_table(
+        "picked",
+        sa.Column("controller_id", BIG, autoincrement=False, nullable=False),
+        sa.Column("incident", sa.Text(), nullable=False),
+        sa.Column("path", sa.Text(), server_default="", nullable=False),
+        sa.ForeignKeyConstraint(
+            ["controller_id"], ["controllers.id"], name=op.f("fk_picked_controller_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("controller_id", "incident", name=op.f("pk_picked")),
+    )
+    op.create_index("ix_picked_incident", "picked", ["incident"], unique=False)
+
+
 def _observations() -> None:
     op.create_table(
         "observations",
@@ -366,6 +382,7 @@ def _proposals() -> None:
         sa.Column("signals", sa.Text(), nullable=True),
         sa.Column("final", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("waits", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("question", sa.Text(), server_default="", nullable=False),
         sa.ForeignKeyConstraint(
             ["controller_id"], ["controllers.id"], name=op.f("fk_proposals_controller_id"), ondelete="CASCADE"
         ),
