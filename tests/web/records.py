@@ -186,7 +186,7 @@ def proposal(**changes: Any) -> pages.ProposalRow:
         reason="persistent compute corruption on GPU-8f2e6a31, and the kernel log names the same device", act="drain", status="held",
         hold="approval", why="A person must approve it: the policy asks for that before a drain.", updated=at(3_400),
         signals=("2026-11-30 06:54:41 Xid 95 (uncontained ECC error) on GPU-8f2e6a31", "2026-11-30 06:55:02 ECC uncorrectable: 0 to 3"),
-        waits=True, controller=1,
+        waits=True, controller=1, question="17-3fa9c1d2", state="/var/lib/bit witness",
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
 

@@ -197,7 +197,12 @@ def test_who_may_act_gets_the_ways_to_and_others_the_commands() -> None:
     acting, looking = (drawn("fleet", records.fleet_page(), acting) for acting in (True, False))
     assert links.approve("1", 17) in acting
     assert links.approve("1", 17) not in looking
-    assert "bitwitness fleet approve 17" in looking
+    assert (
+        "bitwitness fleet approve 17-3fa9c1d2 --why &#39;WHAT WAS LOOKED AT&#39; --state &#39;/var/lib/bit witness&#39;"
+        in looking
+    )
+    unasked = dataclasses.replace(records.proposal(), question="")
+    assert "fleet approve" not in drawn("fleet", records.fleet_page(waiting=(unasked,)))
 
 
 def test_where_something_waits_it_comes_first() -> None:

@@ -17,7 +17,8 @@ from bitwitness.advice import Advice, Matter, advise
 from bitwitness.advice import listed as advice_listed
 from bitwitness.comparisons import Comparison, about, compared, differences, runs, tensors
 from bitwitness.evidence import NONFINITE
-from bitwitness.store.pages import IncidentPage, RunRow, Seen
+from bitwitness.fleet.notify import answer_commands
+from bitwitness.store.pages import IncidentPage, ProposalRow, RunRow, Seen
 from bitwitness.topology import Placement
 
 _DIGITS = 10
@@ -396,7 +397,7 @@ def advice(page: IncidentPage) -> list[Advice]:
             check=one.check,
             places=places,
             nodes=page.run.nodes,
-            on_detection="",
+            on_detection=page.on_detection,
             saved=tuple(f"{page.path}/{name}" for name in sorted(saved)),
         )
     )
@@ -415,6 +416,11 @@ def commands(page: IncidentPage) -> list[str]:
 def list_checkpoints(run: RunRow) -> str:
     """What lists the checkpoints of a run."""
     return f"bitwitness checkpoint list {shlex.quote(run.path)}"
+
+
+def answers(one: ProposalRow) -> list[str]:
+    """What approves or rejects a proposal that waits, for those who cannot do it from here; nothing while it is not asked about."""
+    return list(answer_commands(one.question, one.state)) if one.question else []
 
 
 def judge(page: IncidentPage) -> str:

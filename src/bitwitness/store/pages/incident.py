@@ -46,6 +46,7 @@ class IncidentPage:
         files: name -> bytes of the evidence beside it.
         path: its directory.
         pruned: whether the observations were removed by retention.
+        on_detection: what the policy had the job do then, e.g. `raise`; "" where it is not on record.
     """
 
     incident: IncidentRow
@@ -60,3 +61,4 @@ class IncidentPage:
     files: Mapping[str, int]
     path: str
     pruned: bool
+    on_detection: str = ""

@@ -198,6 +198,8 @@ class ProposalRow:
         signals: what the hardware said that bears on it, a sentence each.
         waits: whether it waits for a person's approval now.
         controller: key of the controller in this database; stands, with `key`, in the address of an answer.
+        question: by what it is answered on a command line (`bitwitness fleet approve`); "" while nothing is asked.
+        state: folder of the controller's state.
     """
 
     key: int
@@ -215,3 +217,5 @@ class ProposalRow:
     signals: tuple[str, ...]
     waits: bool
     controller: int = 0
+    question: str = ""
+    state: str = ""

@@ -17,7 +17,7 @@ from bitwitness.store.database import Database
 from bitwitness.store.pages import FleetPage, NodeRow, NodeState, ProposalRow
 from bitwitness.store.queries.node_states import Facts, state_of_node
 from bitwitness.store.queries.paging import part, searched
-from bitwitness.store.queries.rows import fleet_audit, proposal_row
+from bitwitness.store.queries.rows import PROPOSALS, fleet_audit, proposal_row
 from bitwitness.store.queries.states import state_of
 from bitwitness.store.queries.strikes import counts, involved, named
 from bitwitness.store.tables import (
@@ -99,8 +99,7 @@ def fleet_page(
 
 def _proposals(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[ProposalRow, ...]:
     query = (
-        sa.select(proposals)
-        .where(where, proposals.c.act != "")
+        PROPOSALS.where(where, proposals.c.act != "")
         .order_by(proposals.c.updated.desc(), proposals.c.key.desc())
         .limit(_PROPOSALS)
     )

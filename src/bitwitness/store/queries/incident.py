@@ -12,6 +12,7 @@ from bitwitness.errors import NotFound
 from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, IncidentPage, Place, Seen
 from bitwitness.store.queries import rows
+from bitwitness.store.queries.meaning import meant
 from bitwitness.store.queries.paging import searched
 from bitwitness.store.queries.run import find_run
 from bitwitness.store.tables import (
@@ -59,6 +60,7 @@ def incident_page(database: Database, run_key: int, incident_id: str, *, now: da
         row = connection.execute(rows.INCIDENTS.where(incidents.c.run_id == run_key, incidents.c.name == name)).first()
         if row is None:
             raise NotFound(f"run {run.name!r:.80} has no incident {name[:60]!r} in this database")
+        by_whom = meant(connection, [name]).get((run_key, name), frozenset())
         seen = connection.execute(sa.select(evidence).where(evidence.c.incident_id == row.id)).first()
         return IncidentPage(
             incident=rows.incident_rows(connection, [row])[0],
@@ -67,12 +69,13 @@ def incident_page(database: Database, run_key: int, incident_id: str, *, now: da
             placement=_placement(connection, row.id, None if seen is None else seen.placement),
             world_size=row.world_size or run.world_size,
             checkpoint=_safe_checkpoint(connection, row),
-            proposals=tuple(rows.proposal_row(one) for one in connection.execute(_proposals(name))),
-            history=_history(connection, row),
+            proposals=tuple(rows.proposal_row(one) for one in connection.execute(_proposals(name, by_whom))),
+            history=_history(connection, row, by_whom),
             notes=_texts(row.notes),
             files={str(one): size for one, size in _mapping(row.files).items() if isinstance(size, int)},
             path=row.path,
             pruned=row.pruned,
+            on_detection=row.on_detection,
         )
 
 
@@ -128,16 +131,15 @@ def _safe_checkpoint(connection: sa.Connection, row: Any) -> int:
     return -1 if found is None else int(found)
 
 
-def _proposals(name: str) -> sa.Select[Any]:
+def _proposals(name: str, by_whom: frozenset[int]) -> sa.Select[Any]:
     return (
-        sa.select(proposals)
-        .where(proposals.c.incident == name)
+        rows.PROPOSALS.where(proposals.c.incident == name, proposals.c.controller_id.in_(by_whom))
         .order_by(proposals.c.updated.desc(), proposals.c.key.desc())
         .limit(_PROPOSALS)
     )
 
 
-def _history(connection: sa.Connection, row: Any) -> tuple[AuditRow, ...]:
+def _history(connection: sa.Connection, row: Any, by_whom: frozenset[int]) -> tuple[AuditRow, ...]:
     """Oldest first: what was done in the run, what its quarantine says, what the fleet did."""
     name = row._mapping["name"]
     noted = (
@@ -152,7 +154,8 @@ def _history(connection: sa.Connection, row: Any) -> tuple[AuditRow, ...]:
         .order_by(quarantine.c.number)
         .limit(_HISTORY)
     )
-    by_fleet = sa.select(audit).where(audit.c.incident == name).order_by(audit.c.time.desc()).limit(_HISTORY)
+    here = sa.and_(audit.c.incident == name, audit.c.controller_id.in_(by_whom))
+    by_fleet = sa.select(audit).where(here).order_by(audit.c.time.desc()).limit(_HISTORY)
     found = [rows.action_audit(one) for one in connection.execute(noted)]
     found += [rows.quarantine_audit(one) for one in connection.execute(changes)]
     found += [rows.fleet_audit(one) for one in connection.execute(by_fleet)]

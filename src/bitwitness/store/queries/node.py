@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, IncidentRow, NodePage, ProposalRow, Stay
 from bitwitness.store.queries import rows
 from bitwitness.store.queries.fleet import node_rows
+from bitwitness.store.queries.meaning import meant
 from bitwitness.store.queries.paging import exactly
 from bitwitness.store.queries.strikes import strikes_of
 from bitwitness.store.tables import (
@@ -64,6 +66,8 @@ def device_page(database: Database, device: str, *, now: datetime | None = None)
         stayed = _stays(connection, stays.c.device == text)
         strikes = strikes_of(connection, incident_ranks.c.device == text)
         named_in = list(dict.fromkeys(one.incident for one in strikes))
+        by_whom = meant(connection, named_in)
+        sure = {(who, one.incident) for one in strikes for who in by_whom.get((one.run, one.incident), ())}
         at = _now_at(connection, text)
         page = NodePage(
             kind="device",
@@ -74,9 +78,11 @@ def device_page(database: Database, device: str, *, now: datetime | None = None)
             involved=_involved(connection, incident_ranks.c.device == text),
             denied=_denied(connection, sa.and_(denied.c.kind == "device", denied.c.name == text)),
             proposals=tuple(
-                one for one in _proposals(connection, proposals.c.incident.in_(named_in)) if text in one.devices
+                one
+                for one in _proposals(connection, proposals.c.incident.in_(named_in))
+                if text in one.devices and (one.controller, one.incident) in sure
             ),
-            history=_history(connection, audit.c.incident.in_(named_in), quarantine.c.name == text),
+            history=_history(connection, audit.c.incident.in_(named_in), quarantine.c.name == text, sure),
         )
     return _known(page)
 
@@ -152,9 +158,7 @@ def _sentence(row: Any) -> str:
 
 
 def _proposals(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[ProposalRow, ...]:
-    query = (
-        sa.select(proposals).where(where).order_by(proposals.c.updated.desc(), proposals.c.key.desc()).limit(_PROPOSALS)
-    )
+    query = rows.PROPOSALS.where(where).order_by(proposals.c.updated.desc(), proposals.c.key.desc()).limit(_PROPOSALS)
     return tuple(rows.proposal_row(row) for row in connection.execute(query))
 
 
@@ -163,10 +167,17 @@ def _of_node(name: str) -> sa.ColumnElement[bool]:
 
 
 def _history(
-    connection: sa.Connection, by_fleet: sa.ColumnElement[bool], by_runs: sa.ColumnElement[bool]
+    connection: sa.Connection,
+    by_fleet: sa.ColumnElement[bool],
+    by_runs: sa.ColumnElement[bool],
+    sure: Container[tuple[int, str]] | None = None,
 ) -> tuple[AuditRow, ...]:
     acts = sa.select(audit).where(by_fleet).order_by(audit.c.time.desc()).limit(_HISTORY)
     changes = sa.select(quarantine).where(by_runs).order_by(quarantine.c.time.desc()).limit(_HISTORY)
-    found = [rows.fleet_audit(row) for row in connection.execute(acts)]
+    found = [
+        rows.fleet_audit(row)
+        for row in connection.execute(acts)
+        if sure is None or (row.controller_id, row.incident) in sure
+    ]
     found += [rows.quarantine_audit(row) for row in connection.execute(changes)]
     return rows.newest_first(found, _HISTORY)

@@ -20,11 +20,16 @@ from bitwitness.store.pages import (
     ProposalRow,
     RunRow,
 )
+from bitwitness.store.queries.meaning import Meant, meant
 from bitwitness.store.queries.states import state_text
-from bitwitness.store.tables import actions, coverage, incident_ranks, incidents, proposals, runs
+from bitwitness.store.tables import actions, controllers, coverage, incident_ranks, incidents, proposals, runs
 
 _BY_CONSOLE = "(console)"
 """What the name of whoever acted from the console ends with."""
+_OF_GUARD = ("retried", "skipped")
+_OF_SUPERVISOR = ("strike", "quarantined")
+_OF_FLEET = "fleet "
+"""What `guard/guard.py`, `supervise/` and `fleet/telling.py` note beside an incident; what a supervisor has decided besides has the id of its session."""
 _HEAVY = ("limits",)
 RUN_COLUMNS = tuple(column for column in runs.c if column.name not in _HEAVY)
 _CHECKS = ("numerics", "replay", "replicas")
@@ -152,9 +157,18 @@ def _incident_row(row: Any, named: Sequence[Any], candidates: Sequence[Any], act
 def _done_about(connection: sa.Connection, found: Sequence[Any]) -> dict[int, str]:
     """Of each incident the newest that the fleet proposes or has done; else what was done in the run itself."""
     names = {row._mapping["name"] for row in found}
-    columns = (proposals.c.incident, proposals.c.act, proposals.c.action, proposals.c.status, proposals.c.waits)
+    columns = (
+        proposals.c.controller_id,
+        proposals.c.incident,
+        proposals.c.act,
+        proposals.c.action,
+        proposals.c.status,
+        proposals.c.waits,
+        proposals.c.updated,
+    )
     query = sa.select(*columns).where(proposals.c.incident.in_(names)).order_by(proposals.c.updated, proposals.c.key)
-    said = {one.incident: _in_words(one) for one in connection.execute(query)}
+    by_whom = meant(connection, names)
+    said = {(one.controller_id, one.incident): one for one in connection.execute(query)}
     newest = (
         sa.select(actions.c.incident_id, sa.func.max(actions.c.at).label("at"))
         .where(actions.c.incident_id.in_([row.id for row in found]), actions.c.action != JUDGED)
@@ -164,7 +178,14 @@ def _done_about(connection: sa.Connection, found: Sequence[Any]) -> dict[int, st
     joined = (actions.c.incident_id == newest.c.incident_id) & (actions.c.at == newest.c.at)
     acted = connection.execute(sa.select(actions.c.incident_id, actions.c.action).join(newest, joined))
     here = {one.incident_id: one.action for one in acted}
-    return {row.id: said.get(row._mapping["name"]) or here.get(row.id, "") for row in found}
+    return {row.id: _said(row, said, by_whom) or here.get(row.id, "") for row in found}
+
+
+def _said(row: Any, said: Mapping[tuple[int, str], Any], by_whom: Meant) -> str:
+    name = row._mapping["name"]
+    of = [said[key, name] for key in by_whom.get((row.run_id, name), ()) if (key, name) in said]
+    newest = max(of, key=lambda one: one.updated, default=None)
+    return "" if newest is None else _in_words(newest)
 
 
 def _in_words(one: Any) -> str:
@@ -175,8 +196,14 @@ def _in_words(one: Any) -> str:
 # The fleet, and who did what ------------------------------------------------------------------------------------------
 
 
+PROPOSALS = sa.select(proposals, controllers.c.path.label("state")).join(
+    controllers, controllers.c.id == proposals.c.controller_id
+)
+"""What `proposal_row` takes; a page adds which, in which order, and how many."""
+
+
 def proposal_row(row: Any) -> ProposalRow:
-    """A row of `proposals`."""
+    """A row of `PROPOSALS`."""
     return ProposalRow(
         key=row.key,
         incident=row.incident,
@@ -193,6 +220,8 @@ def proposal_row(row: Any) -> ProposalRow:
         signals=tuple(row.signals or ()),
         waits=row.waits,
         controller=row.controller_id,
+        question=row.question,
+        state=row.state,
     )
 
 
@@ -217,7 +246,16 @@ def action_audit(row: Any) -> AuditRow:
     if row.action == JUDGED and judgement:
         text = f"{judgement}: {text}" if text else judgement
     source = "console" if row.who.endswith(_BY_CONSOLE) else "incident"
-    return AuditRow(row.time, row.who, row.action, row.incident, node, text, source)
+    return AuditRow(row.time, row.who or _writer(row.action, record), row.action, row.incident, node, text, source)
+
+
+def _writer(action: str, record: Mapping[str, Any]) -> str:
+    """Who notes an action without a name: programs; a person's name is always there. "" of an action that nobody knows."""
+    if action.startswith(_OF_FLEET):
+        return "controller"
+    return (
+        "guard" if action in _OF_GUARD else "supervisor" if action in _OF_SUPERVISOR or "supervision" in record else ""
+    )
 
 
 def _word(record: Mapping[str, Any], name: str) -> str:

@@ -14,6 +14,7 @@ from bitwitness.store.pages import AuditRow, CheckCost, CheckpointRow, IncidentR
 from bitwitness.store.queries import rows
 from bitwitness.store.queries.ledger_map import Grid, grid, ledger_maps
 from bitwitness.store.queries.marks import marks_of
+from bitwitness.store.queries.meaning import meant
 from bitwitness.store.queries.series import series_of
 from bitwitness.store.queries.states import state_of
 from bitwitness.store.tables import (
@@ -141,7 +142,12 @@ def _history(connection: sa.Connection, key: int, told: Sequence[IncidentRow]) -
     )
     found = [rows.quarantine_audit(row) for row in connection.execute(changes)]
     found += [rows.action_audit(row) for row in connection.execute(noted)]
-    found += [rows.fleet_audit(row) for row in connection.execute(by_fleet)]
+    by_whom = meant(connection, [one.id for one in told])
+    found += [
+        rows.fleet_audit(row)
+        for row in connection.execute(by_fleet)
+        if row.controller_id in by_whom.get((key, row.incident), ())
+    ]
     return rows.newest_first(found, _HISTORY)
 
 
