@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from bitwitness.fleet.serving import Server
+from bitwitness.web.app import create
+from bitwitness.web.settings import Settings
+from bitwitness.web.users import OneToken
 from tests.browser.conftest import PHONE, SCREENSHOTS, WIDE, Visitor
 from tests.browser.site import Site
 
@@ -168,6 +173,32 @@ def test_by_keyboard_alone_to_an_incident(site: Site, visitor: Visitor) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url(f"**{wanted}")
     expect(page.locator("h1")).to_contain_text("unattributed")
+
+
+def test_who_is_signed_out_is_told_and_offered_the_way_back(site: Site, visitor: Visitor) -> None:
+    users = OneToken()
+    app = create(site.database, Settings(allow_actions=False, users=users, open=False))
+    with Server(app, "127.0.0.1", 0, downloads="/export/") as server:
+        visitor.site = replace(site, address=server.address, token=users.token)
+        page = visitor.window()
+        sign_in(page, visitor.site)
+        page.goto(site.run("live"))
+        expect(page.locator("#live-state")).to_have_text("live")
+        page.context.clear_cookies()
+        site.training.train(10)
+        site.look()
+        notice = page.locator("#signed-out")
+        expect(notice).to_contain_text("Your session has ended")
+        expect(notice).to_be_visible()
+        assert page.url.endswith(site.run("live")), "nobody is sent anywhere"
+        assert all("401" in one for one in visitor.wrong)
+        visitor.wrong.clear()
+        notice.get_by_role("link", name="Sign in").click()
+        page.locator("input[name=secret]").fill(users.token)
+        page.locator("main button[type=submit]").click()
+        page.wait_for_url(f"**{site.run('live')}")
+        expect(page.locator("#signed-out")).to_have_count(0)
+        app.state.changes.stop()
 
 
 # Acting ---------------------------------------------------------------------------------------------------------------

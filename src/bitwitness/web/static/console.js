@@ -124,7 +124,7 @@
       });
       stream.addEventListener("error", () => {
         // The server ends a stream by itself after a while; only one that does not come back is worth a word.
-        if (stream.readyState === EventSource.CLOSED) { show(false, "not live"); setTimeout(connect, 10000); }
+        if (stream.readyState === EventSource.CLOSED) { show(false, "not live"); setTimeout(connect, 10000); refresh(); }
         else setTimeout(() => { if (stream.readyState !== EventSource.OPEN) show(false, "reconnecting"); }, 5000);
       });
       addEventListener("pagehide", () => stream.close(), { once: true });
@@ -169,8 +169,28 @@
     if (now && now !== heading) say(`Changed: ${now}`);
     kept = null;
   };
+  // Whose session has ended must not take what was shown before for what is now. A refresh that succeeds again replaces the notice.
+  const ended = () => {
+    show(false, "signed out");
+    const place = document.getElementById("notices");
+    if (!place || document.getElementById("signed-out")) return;
+    const notice = document.createElement("p");
+    notice.id = "signed-out";
+    notice.className = "notice notice-error";
+    notice.setAttribute("role", "alert");
+    const way = document.createElement("a");
+    way.href = document.body.dataset.login;
+    way.textContent = "Sign in";
+    notice.append("Your session has ended: this page is not refreshed any more, and shows what was before. ", way, " to go on.");
+    place.append(notice);
+  };
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     if (event.detail.target?.id !== "live") return;
+    if (event.detail.xhr.status === 401) {
+      event.detail.shouldSwap = false;
+      ended();
+      return;
+    }
     if (!event.detail.xhr.responseText.includes('id="live"')) {   // e.g. signed out: let the browser show what there is now
       event.detail.shouldSwap = false;
       if (event.detail.xhr.status < 500) location.reload();
@@ -183,6 +203,6 @@
     restore();
   });
   for (const kind of ["htmx:sendError", "htmx:responseError"]) {
-    document.body.addEventListener(kind, () => show(false, "not live"));
+    document.body.addEventListener(kind, (event) => { if (event.detail.xhr?.status !== 401) show(false, "not live"); });
   }
 })();
