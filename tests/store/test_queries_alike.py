@@ -67,6 +67,10 @@ def test_runs_of_one_name_are_told_apart_everywhere(database: Database, tmp_path
     found = queries.runs_page(database, now=NOW)
     assert sorted(one.name for one in found.runs) == ["a/guarded", "b/guarded", "other"]
     assert sorted(one.run_name for one in found.incidents) == ["a/guarded", "b/guarded", "other"]
+    for one in found.incidents:
+        assert one.run_path.endswith(f"/{one.run_name}")
+    strikes = queries.node_page(database, "n1", now=NOW).strikes
+    assert {one.run_path: one.run_name for one in strikes} == {one.path: one.name for one in found.runs}
     _, rows = queries.export(database, "incidents")
     assert sorted(str(row[0]) for row in rows) == ["a/guarded", "b/guarded", "other"]
     before = queries.change(database)

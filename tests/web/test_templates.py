@@ -149,6 +149,14 @@ def test_incidents_of_both_kinds_stand_apart_on_the_page_of_runs() -> None:
     assert "node-2" not in nobody.text
 
 
+def test_a_run_shows_its_whole_path_where_it_is_pointed_at() -> None:
+    run = records.run(name="b/guarded", path="/shared/runs/b/guarded")
+    assert '<bdi title="/shared/runs/b/guarded">b/guarded</bdi>' in drawn("runs", records.runs_page(runs=(run,)))
+    assert '<bdi title="/shared/runs/b/guarded">b/guarded</bdi>' in drawn("run", records.run_page(run=run))
+    found = records.incident(run_name="b/guarded", run_path="/shared/runs/b/guarded")
+    assert '<bdi title="/shared/runs/b/guarded">b/guarded</bdi>' in drawn("runs", records.runs_page(incidents=(found,)))
+
+
 def test_short_names_of_nodes_are_not_broken() -> None:
     page = records.fleet_page()
     text = drawn("fleet", page)

@@ -14,7 +14,7 @@ class DrillRow:
 
     Attributes:
         time: when it struck.
-        run, run_name: in which run.
+        run, run_name, run_path: in which run.
         fault: in a line, as the grammar has it.
         rank, node, step: where it struck.
         outcome: `caught` (named right), `caught, unattributed`, `named wrongly`, `missed` or `unclear`.
@@ -34,6 +34,7 @@ class DrillRow:
     check: str
     incident: str
     late: int | None
+    run_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

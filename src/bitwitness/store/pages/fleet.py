@@ -16,7 +16,7 @@ class Stay:
     Attributes:
         device, node: which and where.
         run: key of the run.
-        run_name: of its directory.
+        run_name, run_path: what it is called, and its directory.
         rank: under which.
         first, last: when it was first and last seen so.
     """
@@ -28,6 +28,7 @@ class Stay:
     rank: int
     first: str
     last: str
+    run_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class StrikeRow:
     """An incident that named a device.
 
     Attributes:
-        time, incident, run, run_name, rank: when, which, in which run, under which rank.
+        time, incident, run, run_name, run_path, rank: when, which, in which run, under which rank.
         device, node: what was named, and where it was then.
         persistence: `transient`, `persistent` or `unknown`.
         counts: whether it still counts; why not is in `cleared`.
@@ -54,6 +55,7 @@ class StrikeRow:
     counts: bool
     cleared: str
     judgement: Judgement
+    run_path: str = ""
 
 
 NodeState = Literal["in service", "out", "acting", "waits for approval", "held", "suspected", "unclear", "unknown"]

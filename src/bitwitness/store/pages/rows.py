@@ -48,7 +48,7 @@ class RunRow:
 
     Attributes:
         key: of the run in this database; stands in its address.
-        name: of its directory.
+        name: the shortest end of its path that no other run in this database has.
         path: of its directory, as it was imported.
         run: its id, kept over restarts, or "".
         job: of the scheduler, e.g. `slurm:4711`, or "".
@@ -96,7 +96,7 @@ class IncidentRow:
     Attributes:
         id: as in its directory.
         run: key of its run.
-        run_name: name of the run's directory.
+        run_name: what the run is called, as in `RunRow`.
         time: when it was found.
         step: in which it was found.
         check, kind, status, persistence, headline, reason: as the verdict says.
@@ -105,6 +105,7 @@ class IncidentRow:
         window: (last step at which the check had passed, step of detection].
         judgement: what a person has said of it.
         action: what the fleet proposes about it or has done, in a few words; "" if nothing.
+        run_path: directory of the run.
     """
 
     id: str
@@ -125,6 +126,7 @@ class IncidentRow:
     window: tuple[int, int]
     judgement: Judgement
     action: str
+    run_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ def _part(is_now: sa.ColumnElement[str], shown: Part) -> sa.Select[Any]:
             drills,
             is_now.label("came_of_it"),
             runs.c.name.label("run_name"),
+            runs.c.path.label("run_path"),
             incidents.c.name.label("incident"),
             incidents.c.check.label("by"),
         )
@@ -80,6 +81,7 @@ def _drill(row: Any) -> DrillRow:
         time=row.time,
         run=row.run_id,
         run_name=row.run_name,
+        run_path=row.run_path,
         fault=row.spec,
         rank=row.rank,
         node=row.node,

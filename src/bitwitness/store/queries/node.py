@@ -108,14 +108,14 @@ def _now_at(connection: sa.Connection, device: str) -> str:
 
 def _stays(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[Stay, ...]:
     query = (
-        sa.select(stays, runs.c.name.label("run_name"))
+        sa.select(stays, runs.c.name.label("run_name"), runs.c.path.label("run_path"))
         .join(runs, runs.c.id == stays.c.run_id)
         .where(where)
         .order_by(stays.c.last.desc(), stays.c.id.desc())
         .limit(_STAYS)
     )
     return tuple(
-        Stay(row.device, row.node, row.run_id, row.run_name, row.rank, row.first, row.last)
+        Stay(row.device, row.node, row.run_id, row.run_name, row.rank, row.first, row.last, row.run_path)
         for row in connection.execute(query)
     )
 
@@ -141,7 +141,7 @@ def _denies_node(name: str) -> sa.ColumnElement[bool]:
 
 def _denied(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[str, ...]:
     query = (
-        sa.select(denied, runs.c.name.label("run_name"))
+        sa.select(denied, runs.c.name.label("run_name"), runs.c.path.label("run_path"))
         .join(runs, runs.c.id == denied.c.run_id)
         .where(where)
         .order_by(denied.c.since.desc(), denied.c.name)

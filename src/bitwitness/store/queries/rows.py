@@ -108,7 +108,9 @@ def in_order(by_check: Mapping[str, Any]) -> Iterable[Any]:
 
 # Incidents ------------------------------------------------------------------------------------------------------------
 
-INCIDENTS = sa.select(incidents, runs.c.name.label("run_name")).join(runs, runs.c.id == incidents.c.run_id)
+INCIDENTS = sa.select(incidents, runs.c.name.label("run_name"), runs.c.path.label("run_path")).join(
+    runs, runs.c.id == incidents.c.run_id
+)
 """What `incident_rows` takes; a page adds which, in which order, and how many."""
 
 
@@ -136,6 +138,7 @@ def _incident_row(row: Any, named: Sequence[Any], candidates: Sequence[Any], act
         id=row._mapping["name"],
         run=row.run_id,
         run_name=row.run_name,
+        run_path=row.run_path,
         time=row.time,
         step=row.step,
         check=row._mapping["check"],

@@ -83,6 +83,7 @@ def strikes_of(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tupl
         sa.select(
             incidents,
             runs.c.name.label("run_name"),
+            runs.c.path.label("run_path"),
             incident_ranks.c.rank,
             incident_ranks.c.device,
             incident_ranks.c.node,
@@ -108,6 +109,7 @@ def _strike(row: Any, words: dict[tuple[int, int], str]) -> StrikeRow:
         incident=row._mapping["name"],
         run=row.run_id,
         run_name=row.run_name,
+        run_path=row.run_path,
         rank=row.rank,
         device=row.device,
         node=row.node,
