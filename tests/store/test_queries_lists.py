@@ -270,7 +270,7 @@ def test_an_unattributed_incident_names_nobody_whatever_is_on_record(filling: Fi
 def test_an_incident_with_what_it_was_decided_from_and_what_was_done(filling: Filling) -> None:
     run = filling.run("job")
     key = filling.incident(
-        run, "i-7", named=[(4, "node-c", "GPU-4")], step=11, window_first=10, window_last=11, world_size=8,
+        run, "i-7", named=[(4, "node-c", "GPU-4")], step=11, window_first=10, window_last=11, world_size=8, nodes=3,
         notes=["evidence could not be saved"], files={"micro.pt": 12}, reason="rank 4 alone differs",
     )  # fmt: skip
     seen = {"check": "replay", "step": 11, "rank": 4, "place": "witness", "value": "ff", "repeats": ["ff", "fe"], "owner": 2, "micro": 0, "detail": {"differs": ["w"]}}  # fmt: skip
@@ -292,6 +292,7 @@ def test_an_incident_with_what_it_was_decided_from_and_what_was_done(filling: Fi
     assert len(page.observations) == 2, "what is no observation is left out"
     assert [(one.rank, one.slot, one.model, one.pod) for one in page.placement] == [(4, 3, "H200", "ns/pod")]
     assert page.checkpoint == 11, "that of step 11 holds the updates up to step 10, at which the check had passed"
+    assert (page.world_size, page.nodes) == (8, 3), "then, wherever its run is now"
     assert (page.world_size, page.notes, dict(page.files)) == (8, ("evidence could not be saved",), {"micro.pt": 12})
     assert [(one.source, one.what) for one in page.history] == [
         ("incident", "quarantined"),

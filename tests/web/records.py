@@ -252,7 +252,7 @@ def incident_page(**changes: Any) -> pages.IncidentPage:
     ]
     made = pages.IncidentPage(
         incident=incident(), run=run(1, attributed=1, open=1, world_size=world, nodes=4), observations=tuple(observations),
-        placement=places(world), world_size=world, checkpoint=3_600, proposals=(proposal(),), history=(audit(),), notes=(),
+        placement=places(world), world_size=world, nodes=4, checkpoint=3_600, proposals=(proposal(),), history=(audit(),), notes=(),
         files={"incident.json": 18_233, "micro-batches-rank-00004.pt": 5_242_880},
         path="/shared/runs/gpt-7b-001/incidents/20261130T065610Z-f1c985", pruned=False,
     )  # fmt: skip
@@ -268,7 +268,7 @@ def unattributed_page(**changes: Any) -> pages.IncidentPage:
     )
     return incident_page(
         incident=unattributed(), run=run(2, name="ablation-small", unattributed=1, open=1, world_size=4, nodes=2),
-        observations=observations, placement=places(4), world_size=4, checkpoint=800, proposals=(), history=(), **changes,
+        observations=observations, placement=places(4), world_size=4, nodes=2, checkpoint=800, proposals=(), history=(), **changes,
     )  # fmt: skip
 
 

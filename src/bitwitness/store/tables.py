@@ -300,6 +300,7 @@ incidents = Table(
     _count("window_first", -1),
     _count("window_last", -1),
     _count("world_size"),
+    _count("nodes"),  # that they were on then
     Column("notes", Json),
     Column("files", Json),  # name -> bytes
     _text("on_detection"),  # of the policy then

@@ -345,15 +345,15 @@ def _obstacles(page: IncidentPage, differ: Sequence[Comparison[Seen]], nodes: _N
             f"{_upper(nodes.all_said(restless))} did not repeat even their own results. What does not repeat on several nodes is "
             "software or data, not a device."
         )
-    if 0 < page.run.nodes < 3:
+    if 0 < page.nodes < 3:
         yield (
-            f"The job has {page.run.nodes} node{'s' * (page.run.nodes > 1)}. To name a rank, two other nodes must agree against it: three "
+            f"The job has {page.nodes} node{'s' * (page.nodes > 1)}. To name a rank, two other nodes must agree against it: three "
             "are needed."
         )
     for one in differ:
         if one.values == (NONFINITE,):
             yield f"Every run of the {_title(one)} holds NaN or Inf, wherever it ran: that points to the data or the software."
-        elif page.run.nodes >= 3 and one.owner is not None and len(one.values) > 1:
+        elif page.nodes >= 3 and one.owner is not None and len(one.values) > 1:
             yield from _unbacked(one, nodes)
     if page.incident.window[0] < 0:
         yield f"The check {page.incident.check} had not passed before in this run; a first disagreement can be configuration."
@@ -396,7 +396,7 @@ def advice(page: IncidentPage) -> list[Advice]:
             window=one.window,
             check=one.check,
             places=places,
-            nodes=page.run.nodes,
+            nodes=page.nodes,
             on_detection=page.on_detection,
             saved=tuple(f"{page.path}/{name}" for name in sorted(saved)),
         )

@@ -38,7 +38,7 @@ class IncidentPage:
         run: the row of its run.
         observations: what it was decided from; empty where these were pruned, which `pruned` says.
         placement: of the ranks that were involved.
-        world_size: how many ranks there were.
+        world_size, nodes: how many ranks there were then, and on how many nodes; 0 nodes where that is not on record.
         checkpoint: the step of the last safe checkpoint, at or before the start of the suspect window; -1 if none.
         proposals: of the fleet.
         history: what was done, by whom, oldest first.
@@ -54,6 +54,7 @@ class IncidentPage:
     observations: tuple[Seen, ...]
     placement: tuple[Place, ...]
     world_size: int
+    nodes: int
     checkpoint: int
     proposals: tuple[ProposalRow, ...]
     history: tuple[AuditRow, ...]

@@ -68,6 +68,7 @@ def incident_page(database: Database, run_key: int, incident_id: str, *, now: da
             observations=_observations(None if seen is None else seen.observations),
             placement=_placement(connection, row.id, None if seen is None else seen.placement),
             world_size=row.world_size or run.world_size,
+            nodes=row.nodes,
             checkpoint=_safe_checkpoint(connection, row),
             proposals=tuple(rows.proposal_row(one) for one in connection.execute(_proposals(name, by_whom))),
             history=_history(connection, row, by_whom),

@@ -212,6 +212,7 @@ def _incidents() -> None:
         sa.Column("window_first", BIG, server_default="-1", nullable=False),
         sa.Column("window_last", BIG, server_default="-1", nullable=False),
         sa.Column("world_size", BIG, server_default="0", nullable=False),
+        sa.Column("nodes", BIG, server_default="0", nullable=False),
         sa.Column("notes", sa.Text(), nullable=True),
         sa.Column("files", sa.Text(), nullable=True),
         sa.Column("on_detection", sa.Text(), server_default="", nullable=False),
