@@ -125,7 +125,11 @@ runs = Table(
     Column("limits", Json),
     _text("versions"),  # of bitwitness and torch, for people
     _text("pruned"),  # when retention removed its observations and ledger: our clock; "" never
+    _text("over"),  # with an outcome: growth after this is not of the session that ended: our clock
+    Column("copy_of", BIG),  # the run with the same id that is counted instead of this one (see `importing_copies`)
+    _flag("apart"),  # a copy that went its own way: it is a run of its own, and what it has besides is counted
     UniqueConstraint("place", "run"),
+    Index("ix_runs_run", "run"),
 )
 
 sources = Table(
@@ -311,6 +315,7 @@ incidents = Table(
     _flag("drill"),  # a fault was injected that explains it
     _text("judgement"),  # what follows of the two: a person's word, else `drill`, else ""
     _flag("acted"),  # a person has acted because of it
+    _flag("copied"),  # the same is counted in another run, of which this one holds a copy; likewise of drills
     _flag("pruned"),
     _text("stamp"),
     UniqueConstraint("run_id", "name"),
@@ -456,6 +461,7 @@ drills = Table(
     _text("outcome"),  # caught; caught, unattributed; named wrongly; missed; unclear
     Column("incident_id", BIG, ForeignKey("incidents.id", ondelete="SET NULL")),
     Column("late", BIG),
+    _flag("copied"),
     UniqueConstraint("run_id", "rank", "start", "fault"),
     Index("ix_drills_time", "time"),
     Index("ix_drills_outcome", "outcome"),

@@ -104,9 +104,13 @@ def _runs() -> None:
         sa.Column("limits", sa.Text(), nullable=True),
         sa.Column("versions", sa.Text(), server_default="", nullable=False),
         sa.Column("pruned", sa.Text(), server_default="", nullable=False),
+        sa.Column("over", sa.Text(), server_default="", nullable=False),
+        sa.Column("copy_of", BIG, nullable=True),
+        sa.Column("apart", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
         sa.UniqueConstraint("place", "run", name=op.f("uq_runs_place_run")),
     )
+    op.create_index("ix_runs_run", "runs", ["run"], unique=False)
 
 
 def _audit() -> None:
@@ -223,6 +227,7 @@ def _incidents() -> None:
         sa.Column("drill", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("judgement", sa.Text(), server_default="", nullable=False),
         sa.Column("acted", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("copied", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("pruned", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("stamp", sa.Text(), server_default="", nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_incidents_run_id"), ondelete="CASCADE"),
@@ -542,6 +547,7 @@ def _drills() -> None:
         sa.Column("outcome", sa.Text(), server_default="", nullable=False),
         sa.Column("incident_id", BIG, nullable=True),
         sa.Column("late", BIG, nullable=True),
+        sa.Column("copied", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(
             ["incident_id"], ["incidents.id"], name=op.f("fk_drills_incident_id"), ondelete="SET NULL"
         ),
