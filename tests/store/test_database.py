@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +86,15 @@ def test_none_is_made_where_none_is_to_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["mysql://u:secret@h/d", "sqlite://", "sqlite:///:memory:", "postgresql://u:secret@:x/d", "a://"]
+    "url",
+    [
+        "mysql://u:secret@h/d",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql://u:secret@:x/d",
+        "a://",
+        "host=h password=secret",
+    ],
 )
 def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -92,11 +102,36 @@ def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> No
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_is_away_is_told_without_its_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cr%2Ft@/d?host={}",
+        "postgresql://me@/d?host={}&password=s3cr%2Ft",
+        "postgresql://me@/d?host={}&sslpassword=s3cr/t",
+        "postgresql://me@/d?host={}&password=s3cr%2Ft&port=x",
+        "postgresql://me@/d?host={}&password=one&password=s3cr/t",
+        "postgresql://me@/d?host={}&passwort=s3cr/t",
+        "postgresql://me@/s3cr?host={}/s3cr%2Ft&password=s3cr/t",
+    ],
+)
+def test_a_server_that_is_away_is_told_without_its_password(url: str, tmp_path: Path) -> None:
+    """Wherever the password stands, and also where the driver repeats what it was given, as the last one makes it do."""
     with pytest.raises(StoreError) as caught:
-        Database(f"postgresql://me:secret@/d?host={tmp_path}")
-    assert "secret" not in str(caught.value)
-    assert "server" in str(caught.value)
+        Database(url.format(tmp_path))
+    told = "".join(traceback.format_exception(caught.value))
+    assert not [one for one in ("s3cr/t", "s3cr%2Ft", "?host") if one in told]
+    assert f"postgresql://{tmp_path}" in str(caught.value)
+    assert "server" in str(caught.value) or "port" in str(caught.value)
+
+
+def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    with Database(tmp_path / "store.db") as database, database.write() as connection:
+        changed(connection)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+    (tmp_path / "store.db").chmod(0o640)
+    Database(tmp_path / "store.db").close()
+    assert stat.S_IMODE((tmp_path / "store.db").stat().st_mode) == 0o640, "what somebody has decided stays"
 
 
 def test_a_transaction_is_whole_or_absent(database: Database) -> None:

@@ -6,15 +6,18 @@ made by a newer version, or by something else, is refused by name and never chan
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote, quote_plus
 
 import sqlalchemy as sa
 from alembic import command
@@ -36,6 +39,9 @@ _PATIENCE = 60.0
 """Seconds that one waits for the lock of another that writes."""
 Result = TypeVar("Result")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET = re.compile(r"passw|secret|token|options", re.IGNORECASE)
+"""Parameters of an address that hold a secret, or may: `password`, `sslpassword`, `oauth_client_secret`, ..."""
+_WRITTEN = re.compile(r"(?:passw\w*|\w*secret|\w*token)=([^&\s]+)", re.IGNORECASE)
 
 
 class Database:
@@ -53,20 +59,23 @@ class Database:
 
     def __init__(self, url: str | Path, *, create: bool = True) -> None:
         address = _address(str(url))
-        self.name = address.database if address.drivername == "sqlite" else address.render_as_string(hide_password=True)
         self.dialect = address.get_backend_name()
+        self._secrets = _secrets(address, str(url))
+        self.name = str(address.database) if self.dialect == "sqlite" else _masked(_name(address), self._secrets)
         if self.dialect == "sqlite" and not create and not Path(str(address.database)).exists():
             raise ConfigurationError(
                 f"there is no database {self.name}: make one by `bitwitness store import --db ...`"
             )
         local = self.dialect == "sqlite"
-        self._open(_sqlite(address) if local else _postgresql(address), wal=local)
+        with _named(self.name, self._secrets):
+            engine = _sqlite(address, create=create) if local else _postgresql(address)
+        self._open(engine, wal=local)
 
     @classmethod
     def memory(cls) -> Self:
         """One that is gone when it is closed, for one thread: a report needs no file."""
         made = cls.__new__(cls)
-        made.name, made.dialect = "memory", "sqlite"
+        made.name, made.dialect, made._secrets = "memory", "sqlite", ()
         made._open(_listening(sa.create_engine("sqlite://", poolclass=StaticPool, hide_parameters=True)))
         return made
 
@@ -74,7 +83,7 @@ class Database:
         self.engine, self._wal = engine, wal
         self._writing = engine.execution_options(writing=True)
         try:
-            with _named(self.name):
+            with _named(self.name, self._secrets):
                 self._migrate()
         except BaseException:
             engine.dispose()
@@ -87,7 +96,7 @@ class Database:
         Raises:
             StoreError: the database does not answer, or is damaged.
         """
-        with _named(self.name), self.engine.connect() as connection, connection.begin():
+        with _named(self.name, self._secrets), self.engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -97,7 +106,7 @@ class Database:
         Raises:
             StoreError: nothing could be written, e.g. because the disk is full or somebody else writes for a minute.
         """
-        with _named(self.name), self._writing.connect() as connection:
+        with _named(self.name, self._secrets), self._writing.connect() as connection:
             transaction = _begin(connection)
             with transaction:
                 yield connection
@@ -137,7 +146,7 @@ class Database:
         Raises:
             StoreError: somebody else uses it, or there is no room for a second one.
         """
-        with _named(self.name):
+        with _named(self.name, self._secrets):
             connection = self.engine.raw_connection()
             try:
                 cursor = connection.cursor()
@@ -245,6 +254,10 @@ def _config() -> Config:
 def _address(text: str) -> sa.URL:
     """Where a database is. An error never shows the address as a whole: there may be a password in it."""
     if not _SCHEME.match(text):
+        if _WRITTEN.search(text):  # PostgreSQL's other form, and no name of a file
+            raise ConfigurationError(
+                "that is no address of a database: it is a path, sqlite:///PATH or postgresql://..."
+            )
         return sa.URL.create("sqlite", database=str(Path(text).absolute()))
     try:
         address = sa.make_url(text)
@@ -268,12 +281,43 @@ def _address(text: str) -> sa.URL:
     return sa.URL.create("sqlite", database=str(Path(address.database).absolute()))
 
 
-def _sqlite(address: sa.URL) -> sa.Engine:
+def _name(address: sa.URL) -> str:
+    """A server's database as pages, logs and errors may show it: never its address, in which a password may stand anywhere."""
+    port = address.port or address.query.get("port", "")
+    host = address.host or address.query.get("host", "") or "local"
+    where = ",".join(host) if isinstance(host, tuple) else host
+    return f"postgresql://{where}{f':{port}' if isinstance(port, int | str) and port else ''}/{address.database or ''}"
+
+
+def _secrets(address: sa.URL, text: str) -> tuple[str, ...]:
+    """Whatever of an address must not be told, as it is and as it was written, the longest first."""
+    found = {str(address.password)} if address.password else set()
+    for name, value in address.query.items():
+        if _SECRET.search(name):
+            found |= {value} if isinstance(value, str) else set(value)
+    found |= {match[1] for match in _WRITTEN.finditer(text)}
+    found |= {quote(one, safe="") for one in found} | {quote_plus(one) for one in found}
+    return tuple(sorted(filter(None, found), key=lambda one: (-len(one), one)))
+
+
+def _masked(text: str, secrets: Sequence[str]) -> str:
+    """What a driver says, without what it must not say: some repeat what they were given."""
+    for one in secrets:
+        inside = re.escape(one) if len(one) > 3 else rf"(?<!\w){re.escape(one)}(?!\w)"
+        text = re.sub(inside, "***", text)
+    return text
+
+
+def _sqlite(address: sa.URL, *, create: bool = True) -> sa.Engine:
     path = Path(str(address.database))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"{path.parent} cannot be made ({error.strerror or error}): give another --db") from error
+    if create:
+        # Of its owner alone: it tells of everybody's runs. SQLite makes what it writes beside it in the same mode.
+        with suppress(OSError):  # it is there, or opening it says what is wrong
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     return _listening(sa.create_engine(address, connect_args={"timeout": _PATIENCE}, hide_parameters=True))
 
 
@@ -340,14 +384,21 @@ def _begin(connection: sa.Connection) -> sa.RootTransaction:
 
 
 @contextmanager
-def _named(name: str | None) -> Iterator[None]:
-    """Turn an error of the database into ours; without the statement, whose values come from files."""
+def _named(name: str, secrets: Sequence[str]) -> Iterator[None]:
+    """Turn an error of the database into ours; without the statement, whose values come from files, and without secrets."""
     try:
         yield
     except DBAPIError as error:
-        what = " ".join(str(error.orig).split())[:300]
+        what = " ".join(_masked(str(error.orig), secrets).split())[:300]
         raise StoreError(
             f"the database {name} failed: {what}. Look at its disk, its server and its permissions"
-        ) from error
+        ) from _harmless(error, secrets)
     except SQLAlchemyError as error:
-        raise StoreError(f"the database {name} failed: {type(error).__name__}: {str(error)[:300]}") from error
+        what = _masked(str(error), secrets)[:300]
+        raise StoreError(f"the database {name} failed: {type(error).__name__}: {what}") from _harmless(error, secrets)
+
+
+def _harmless(error: SQLAlchemyError, secrets: Sequence[str]) -> SQLAlchemyError | None:
+    """The error as a cause that may be logged; none where it holds a secret."""
+    told = "".join(traceback.format_exception(error))
+    return error if _masked(told, secrets) == told else None
