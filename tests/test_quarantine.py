@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import json
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -356,11 +356,25 @@ def test_a_lock_that_is_never_released_is_named(file: QuarantineFile, monkeypatc
 
 
 def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
-        raise OSError("no such user")
+    def nobody(_: int) -> pwd.struct_passwd:
+        raise KeyError("no such user")
 
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    assert module.who_asks().startswith(f"uid {os.getuid()}@")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert module.who_asks().startswith(f"uid-{os.getuid()}@")
+
+
+@pytest.mark.parametrize("variable", ["LOGNAME", "USER", "LNAME", "USERNAME"])
+def test_who_asks_is_the_user_of_the_system_and_not_of_the_environment(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "carol (console)")
+    assert module.who_asks().partition("@")[0] == pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_no_user_of_a_system_looks_like_one_of_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = pwd.struct_passwd(("carol (console)", "x", 1, 1, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: odd)
+    assert module.who_asks().startswith("carol__console_@")
 
 
 # Actions -------------------------------------------------------------------------------------------------------------

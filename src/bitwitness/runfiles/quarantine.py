@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import os
+import pwd
+import re
 import socket
 import threading
 import time
@@ -31,6 +32,9 @@ _MEND = (
     "until then nobody can say who is in quarantine: mend it by hand, or move it away and deny again whom you know of "
     "(bitwitness quarantine add)"
 )
+
+_ODD = re.compile(r"[^A-Za-z0-9._+$\\-]")
+"""What no name of a user or a host has."""
 
 _THREADS = threading.Lock()  # a POSIX lock is one of a process: threads need one of their own
 
@@ -146,12 +150,20 @@ def _list(value: Any) -> list[Any]:
 
 
 def who_asks() -> str:
-    """`user@host` of this process, for the log; the number of a user who has no name."""
+    """`user@host` of this process, for the log; `uid-1000@host` of a user who has no name.
+
+    The user is the one that the system knows: the environment says whatever its owner likes. Nothing of it can look like a name that
+    the console keeps (`carol (console)`), which always has a space and no host.
+    """
     try:
-        user = getpass.getuser()
+        user = pwd.getpwuid(os.getuid()).pw_name
     except (KeyError, OSError):
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
+        user = f"uid-{os.getuid()}"
+    return f"{_plain(user)}@{_plain(socket.gethostname())}"
+
+
+def _plain(name: str) -> str:
+    return _ODD.sub("_", name)[:100] or "_"
 
 
 class QuarantineFile:
