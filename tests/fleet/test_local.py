@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters import Act, Call, Census, Cluster, FakeCluster
+from bitwitness.fleet.clusters.base import NodeState
 from bitwitness.fleet.clusters.local import LocalCluster
 from bitwitness.fleet.clusters.rehearsed import Rehearsed
 from bitwitness.fleet.clusters.settings import cluster_of
@@ -191,6 +193,51 @@ def test_a_controller_with_the_quarantine_as_its_cluster(tmp_path: Path, run: Ru
         assert list(run.quarantine.read().denied_devices) == ["GPU-n1-0"]
         assert [one.status for one in controller.book.proposals()] == ["done"]
         controller.close()
+
+
+def spare_took_over(run: RunFiles) -> None:
+    """A device of n1 is out, and n3 has taken its place."""
+    run.quarantine.deny_devices(["GPU-n1-0"], node="n1", reason="persistent corruption", incident=ID)
+    run.write_run({"placement": topology(("n0", "n2", "n3")).to_json(), "started": "2026-11-29T10:00:00Z"})
+
+
+def test_a_node_whose_place_a_spare_has_taken_is_returned_and_who_asked_is_on_record(
+    tmp_path: Path, run: RunFiles
+) -> None:
+    spare_took_over(run)
+    cluster = LocalCluster([run.path])
+    assert cluster.look("n1").service == "out"
+    with State(tmp_path / "state") as state:
+        done = clear(state, cluster, "n1", "bench test passed", "alice (console)")
+        assert [one.what for one in state.history()] == ["clear", "cleared"]
+    assert "may join again; no run has it now" in done.text
+    held = run.quarantine.read()
+    assert held.denied_devices == {}
+    assert [(one["what"], one["who"]) for one in held.log][1:] == [("clear", "alice (console)")]
+
+
+class Blind(LocalCluster):
+    """One that cannot be looked at once something was called."""
+
+    called = False
+
+    def carry_out(self, call: Call) -> str:
+        self.called = True
+        return super().carry_out(call)
+
+    def look(self, node: str) -> NodeState:
+        if self.called:
+            raise ClusterError("as a test says")
+        return super().look(node)
+
+
+def test_a_return_that_was_done_is_no_failure_because_nobody_can_look(tmp_path: Path, run: RunFiles) -> None:
+    run.quarantine.deny_devices(["GPU-n1-0"], node="n1", reason="persistent corruption", incident=ID)
+    with State(tmp_path / "state") as state:
+        done = clear(state, Blind([run.path]), "n1", "bench test passed", "kim@head")
+        assert [one.what for one in state.history()] == ["clear", "cleared"]
+    assert "as a test says" in done.warning
+    assert run.quarantine.read().denied_devices == {}
 
 
 # Rehearsed, fake, and named ------------------------------------------------------------------------------------------

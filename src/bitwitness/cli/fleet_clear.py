@@ -120,7 +120,7 @@ def _show(done: Cleared, freed: Sequence[str], stays: Sequence[str], dry: bool, 
     if done.warning:
         console(stderr=True).print(styled(done.warning, "yellow"), soft_wrap=True)
     if done.closed:
-        screen.print(styled(f"{done.closed} proposals that waited for it are closed"))
+        screen.print(styled(done.closing))
     if stays:
         text = (
             "Quarantines of runs are separate, and still hold denials or strikes of it (--quarantine clears them too):"

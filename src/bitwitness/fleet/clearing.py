@@ -34,6 +34,14 @@ class Cleared:
     text: str
     warning: str = ""
 
+    @property
+    def closing(self) -> str:
+        """How many proposals that waited are closed, in a sentence; "" where none is."""
+        if not self.closed:
+            return ""
+        many = self.closed != 1
+        return f"{self.closed} proposal{'s' * many} that waited for it {'are' if many else 'is'} closed"
+
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
         calls = [str(call) for call in self.calls]
@@ -84,7 +92,7 @@ def clear(
     if not gone:
         _refuse(before, replaced=bool({"reboot", "replace"} & set(done_before)))
     act = Act("clear", node, "", one_line(why))
-    calls = () if gone else cluster.plan(act, before)
+    calls = () if gone else tuple(replace(call, who=who) for call in cluster.plan(act, before))
     devices = tuple(dict.fromkeys(device for one in book.proposals(node=node) for device in one.proposal.devices))
     text = f"the cluster has no {node} any more: nothing is called, and its devices may come back"
     done = Cleared(node, calls, book.waiting(node), devices, text if gone else f"{node} is in service again")
@@ -102,7 +110,9 @@ def clear(
         time = book.add_clear(node, devices, who)
     left = ""
     try:
-        left = "" if gone else _return(cluster, act, before, calls)
+        if not gone:
+            now, left = _return(cluster, act, before, calls)
+            done = replace(done, text=_is_back(now, node))
     except (ClusterError, ConfigurationError) as error:
         with state.change():
             state.note("clear failed", str(error), node=node, who=who)
@@ -113,11 +123,20 @@ def clear(
     return replace(done, warning="; ".join(filter(None, (left, waits, _publish(state, book)))))
 
 
-def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> str:
+def _is_back(now: NodeState, node: str) -> str:
+    """What a node is after its return, in a sentence."""
+    if now.service == "absent":
+        return f"{node} is kept out no more, and may join again; no run has it now"
+    if now.service == "unknown":
+        return f"the cluster has returned {node}, and does not tell now what it is"
+    return f"{node} is in service again"
+
+
+def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ...]) -> tuple[NodeState, str]:
     """Have the cluster do it, if the node still is what it was when the calls were planned, and look.
 
     Returns:
-        What was refused of it although the node is in service; "" where nothing was.
+        The node as it is then, and what is wrong although it is returned; "" where nothing is.
     """
     again = cluster.look(act.node)
     if (again.service, again.reason) != (before.service, before.reason):
@@ -131,14 +150,21 @@ def _return(cluster: Cluster, act: Act, before: NodeState, calls: tuple[Call, ..
         except ClusterError as error:
             refused = error
             break
-    now = cluster.look(act.node)
+    try:
+        now = cluster.look(act.node)
+    except ClusterError as error:
+        if refused is not None or not calls:
+            raise
+        # All of it was accepted: what was done is not called a failure because it cannot be looked at.
+        return NodeState(act.node, "unknown"), f"{act.node} was returned, and could not be looked at since: {error}"
     if cluster.landed(act, before, now) != "yes":
         if refused is not None:
             raise refused
         raise ClusterError(
             f"{act.node} does not show that it is in service: it is {now.raw or now.service} ({now.reason or 'no reason'})"
         )
-    return "" if refused is None else f"{act.node} is in service, and not all was taken back (say it again): {refused}"
+    wrong = "" if refused is None else f"{act.node} is in service, and not all was taken back (say it again): {refused}"
+    return now, wrong
 
 
 def _wait_for_begun(book: Book, cluster: Cluster, now: NodeState, timeout: float) -> None:

@@ -262,9 +262,8 @@ class Returning:
             cluster, told = cluster_as_watched(state), notifiers_as_watched(state)
             limit = timeout_as_watched(state)
             done = clear(state, cluster, self.node, sent.why, who, notifiers=told, timeout=limit)
-        more = (f"{done.closed} proposals that waited for it are closed",) if done.closed else ()
-        warnings = (*((done.warning,) if done.warning else ()), *more)
-        title = f"{self.node} is in service again"
+        warnings = tuple(f"{text}." for text in (done.warning, done.closing) if text)
+        title = f"Returned: {self.node}"
         return Done(
             200, title, sentence(done.text), "yes", offer.back, tuple(str(call) for call in done.calls), warnings
         )

@@ -143,11 +143,13 @@ class Call:
         body: of a request, JSON values; it holds no secret.
         repeatable: whether making it twice does what making it once does, also long after and on whatever the node is by then.
             A drain is; a reboot is not. The replacement of a machine that is named by its own id is, that of a name is not.
+        who: the person who has it made, for a cluster that keeps a name; "" where it is this program's own.
     """
 
     words: tuple[str, ...]
     body: Any = None
     repeatable: bool = True
+    who: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """As a person would type it."""

@@ -107,7 +107,12 @@ class LocalCluster:
         return tuple(calls)
 
     def landed(self, act: Act, before: NodeState, now: NodeState) -> Landed:
-        """By whether the node is denied."""
+        """By whether the node is denied.
+
+        A spare takes the place of a node that was taken out, so one that is denied no more may be in no run: it is returned.
+        """
+        if act.kind == "clear" and now.service == "absent":
+            return "yes"
         if now.service in ("absent", "unknown"):
             return "unknown"
         return "yes" if (now.service == "out") == (act.kind == "drain") else "no"
@@ -131,7 +136,7 @@ class LocalCluster:
         files = RunFiles(run)
         try:
             if command == _CLEAR:
-                files.quarantine.clear(names, reason=reason)
+                files.quarantine.clear(names, who=call.who, reason=reason)
                 return f"{run}: {', '.join(names)} may join again"
             if "--node" in options:
                 files.quarantine.deny_node(names[0], reason=reason, incident=_incident(reason))
