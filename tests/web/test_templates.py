@@ -91,6 +91,31 @@ def test_numbers_out_of_all_bounds_break_nothing(name: str) -> None:
         assert Page(drawn(template, records.filled(kind, number=number, many=2))).faults == []
 
 
+@pytest.mark.parametrize("low", [-1e308, 5e-324, 1e308])
+def test_a_page_of_extreme_losses_is_drawn(low: float, caplog: pytest.LogCaptureFixture) -> None:
+    series = pages.Series((0,), (9,), (1e308,), (low,), (1e308,), (5e-324,), (5e-324,), (1e-323,), (0,), (1e308,))
+    text = drawn("run", records.run_page(series=series))
+    assert Page(text).faults == []
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', text)
+    assert caplog.records == []
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_the_page_standing_and_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    series: Any = dataclasses.replace(records.series(), loss=("no number\n",) * 400)
+    text = drawn("run", records.run_page(series=series))
+    page = Page(text)
+    assert page.faults == []
+    assert "The chart of the run could not be drawn" in "".join(one.text for one in page.every("main"))
+    assert "What the checks cost" in text
+    assert text.count("Point at the map") == 3
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "TypeError" in line
+    assert "\n" not in line
+    assert caplog.records[0].exc_info is None
+
+
 def test_a_page_of_far_too_much_stays_small() -> None:
     long = dataclasses.replace(
         records.incident(), reason="x" * 10**6, headline="y" * 10**6, candidates=tuple(range(10_000))

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from bitwitness.web import drawing, report_words
+from bitwitness.web import report_words
 from bitwitness.web.report import Report
 from bitwitness.web.templating import environment, plain
 
@@ -37,12 +37,10 @@ def html(report: Report) -> str:
     made = environment()
     style = made.get_template("report_style.css.jinja").render()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    ring = drawing.ring(report.page) if report.page.observations else None
     return made.get_template("report.html.jinja").render(
         **_context(report),
         style=Markup(style),  # noqa: S704 - a template without values
         style_digest=digest,
-        ring=ring,
     )
 
 

@@ -7,6 +7,7 @@ the direction of writing) is spelled out wherever a value is put in, not where s
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,13 @@ from bitwitness.evidence import NONFINITE
 from bitwitness.web import drawing, reasons
 
 try:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+    from jinja2.runtime import Context
     from markupsafe import Markup
 except ImportError as missing:
     raise MissingExtra(f"the console needs {missing.name}: pip install 'bitwitness[web]'") from missing
+
+logger = logging.getLogger(__name__)
 
 _LONGEST = 8_000
 """Characters of one value that are shown; the JSON twin of the page has all of it."""
@@ -57,7 +61,7 @@ def environment() -> Environment:
         listed=reasons.listed,
         some=some,
     )
-    made.globals.update(drawing=drawing, reasons=reasons)
+    made.globals.update(drawing=drawing, reasons=reasons, drawn=drawn)
     return made
 
 
@@ -129,9 +133,9 @@ def moment(text: str) -> datetime | None:
     """A time of a file; None where it is none, whatever was written there."""
     try:
         found = datetime.fromisoformat(text)
-    except (ValueError, TypeError):
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def clock(time: datetime) -> str:
@@ -152,6 +156,30 @@ def ago(time: datetime, now: datetime) -> str:
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
+
+
+@pass_context
+def drawn(context: Context, template: str, what: str, **more: Any) -> Markup:
+    """A figure of a page; where it cannot be drawn, that in words: the page says the same in tables, and must stand whatever is on record.
+
+    Args:
+        context: of the page.
+        template: of the figure.
+        what: it is, for those who look at the page, and at the log.
+        more: what it is made of besides.
+    """
+    environment = context.environment
+    try:
+        return Markup(environment.get_template(template).render({**context.get_all(), **more}))  # noqa: S704 - escaped there
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a mistake in the figure alone
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        place = "" if last is None else f" ({last.tb_frame.f_code.co_filename}, line {last.tb_lineno})"
+        address = str(context.get("address", ""))[:200]
+        told = f"{type(error).__name__}: {plain(str(error))[:300]}{place}"
+        logger.error("the %s at %r could not be drawn: %s", what, address, told)  # noqa: TRY400 - a line, because every reader asks for it
+        return Markup(environment.get_template("svg/failed.html.jinja").render(what=what))  # noqa: S704 - escaped there
 
 
 def path(commands: str) -> Markup:

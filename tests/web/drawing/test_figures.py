@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 
 from bitwitness.evidence import NONFINITE
 from bitwitness.store import pages
-from bitwitness.web import drawing
+from bitwitness.web import drawing, templating
 from bitwitness.web.drawing.ring import _MOST as RANKS_DRAWN
-from bitwitness.web.drawing.scales import Steps, round_values
+from bitwitness.web.drawing.scales import Steps, grouped, round_values
 from tests.web import records
 
 CELLS = get_args(pages.Cell)
@@ -265,3 +268,85 @@ def test_a_drill_that_named_a_device_is_no_strike_on_its_line() -> None:
 def test_a_life_without_times_has_no_line() -> None:
     assert drawing.lifeline(records.filled(pages.NodePage)) is None
     assert drawing.lifeline(records.filled(pages.NodePage, "", 0, 0)) is None
+
+
+# Whatever is on record -------------------------------------------------------------------------------------------------
+
+EXTREME = (
+    None, 0.0, -0.0, 5e-324, -5e-324, 2.5e-323, 1e-308, 1.0, 1.0 + 2**-52, -1.0, 3.7, 1e16, 1e300, 1e308, -1e308, sys.float_info.max,
+    -sys.float_info.max, math.nan, math.inf, -math.inf,
+)  # fmt: skip
+TIMES = (
+    "", "soon", "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00", "9999-12-31T23:59:59Z", "2026-11-30T06:00:00Z", "1969-01-01",
+)  # fmt: skip
+
+
+def every_number(value: object) -> Iterator[float]:
+    """All numbers of a figure, those in its paths included."""
+    if isinstance(value, str):
+        if value.startswith("M") and templating.path(value):
+            yield from (float(one) for one in re.findall(r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?", value))
+    elif isinstance(value, float):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for one in dataclasses.fields(value):
+            yield from every_number(getattr(value, one.name))
+    elif isinstance(value, dict | tuple | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from every_number(entry)
+
+
+def extreme_run(chance: random.Random) -> pages.RunPage:
+    few = chance.sample(EXTREME, chance.randint(1, 3))
+    many = chance.choice((0, 1, 2, 9))
+
+    def values() -> tuple[float | None, ...]:
+        return tuple(chance.choice(few) for _ in range(many))
+
+    steps = sorted(chance.choice((0, 1, 2, 10**6, 2**62)) for _ in range(many))
+    series = pages.Series(
+        tuple(steps), tuple(steps), *(values() for _ in range(6)), tuple(chance.choice((0, 1)) for _ in range(many)), values()
+    )  # fmt: skip
+    marks = tuple(pages.Mark(chance.choice((-1, 0, 7, 2**62)), "", "checkpoint", "") for _ in range(2))
+    kinds: tuple[pages.Cell, ...] = ("gap", "passed", "failed")
+    maps = (
+        pages.LedgerMap("replay", ((0, 2**62),), ((0, 0), (5, 2**62)), ((chance.choice(kinds), chance.choice(kinds)),)),
+        pages.LedgerMap("update", (), (), ()),
+        pages.LedgerMap("replicas", ((3, 1),), ((9, 2),), ((), ("passed",))),
+    )
+    return records.run_page(run=records.run(step=chance.choice((-1, 3, 2**62))), series=series, marks=marks, maps=maps)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_figure_is_finite_whatever_is_on_record(seed: int) -> None:
+    chance = random.Random(seed)
+    run = extreme_run(chance)
+    made = drawing.chart(run)
+    for panel in made.panels:
+        assert all(-1 <= one.at <= 101 for one in panel.ticks), panel.ticks
+        assert len({one.at for one in panel.ticks}) == len(panel.ticks) <= 5
+        for path in (panel.lines, panel.band):
+            assert all(0 <= one <= 100 for one in every_number(path)), path
+    life = records.node_page(
+        stays=tuple(
+            dataclasses.replace(one, first=chance.choice(TIMES), last=chance.choice(TIMES)) for one in records.node_page().stays
+        ),
+        strikes=tuple(dataclasses.replace(one, time=chance.choice(TIMES)) for one in records.node_page().strikes),
+    )  # fmt: skip
+    few = chance.sample(range(-3, 40), chance.randint(1, 8))
+    observations = tuple(
+        records.seen(chance.choice(few), chance.choice(few), chance.choice(("", NONFINITE, "aa", "bb")))
+        for _ in range(12)
+    )
+    ring = drawing.ring(records.incident_page(observations=observations[: chance.randint(0, 12)], world_size=-1))
+    counts = [chance.choice((-1, 0, 1, 2**62)) for _ in range(4)]
+    figures = (
+        made, drawing.axis(run), drawing.lifeline(life), ring, drawing.bar(pages.Coverage("replay", *counts, 3)),
+        *(drawing.ledger(one, made.steps) for one in run.maps),
+    )  # fmt: skip
+    numbers = list(every_number(figures))
+    assert numbers
+    assert all(math.isfinite(one) for one in numbers)
+    for one in EXTREME:
+        assert templating.figure(one)
+        assert one is None or grouped(one)

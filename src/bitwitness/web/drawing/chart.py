@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bitwitness.store.pages import Cell, LedgerMap, Mark, RunPage
-from bitwitness.web.drawing.scales import WIDE, Steps, Tick, grouped, quantile, round_values
+from bitwitness.web.drawing.scales import WIDE, Steps, Tick, grouped, part_of, quantile, round_values, widened
 
 HEIGHT = 100.0
 """Of a panel; 0 is its top."""
@@ -131,13 +131,10 @@ def _panel(name: str, steps: Steps, page: RunPage, curve: Sequence[Sequence[floa
         min(known),
         min(max(known), _top([value for value in mean if value is not None and math.isfinite(value)] or known)),
     )
-    if high <= low:
-        low, high = low - max(abs(low), 1.0) * 0.05, low + max(abs(low), 1.0) * 0.05
-    pad = (high - low) * 0.04
-    low, high = low - pad, high + pad
+    low, high = widened(low, high)
 
     def y(value: float) -> float:
-        return round(HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low)), 3)
+        return round(HEIGHT * (1 - part_of(value, low, high)), 3)
 
     middle = [steps.at((first + last + 1) / 2) for first, last in zip(series.first, series.last, strict=False)]
     ticks = tuple(Tick(y(value), grouped(value)) for value in round_values(low, high, 5))

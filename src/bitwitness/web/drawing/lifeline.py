@@ -104,7 +104,10 @@ def _ticks(first: datetime, span: float, start: float, at: Callable[[datetime], 
     count = int((first - begin) / size)
     while len(found) < 8:
         count += 1
-        time = begin + count * size
+        try:
+            time = begin + count * size
+        except OverflowError:  # no date is so late
+            break
         if (time - first).total_seconds() > span:
             break
         found.append(Tick(at(time), f"{time:%H:%M}" if minutes < 1440 else f"{time:%d %b}"))
@@ -114,9 +117,9 @@ def _ticks(first: datetime, span: float, start: float, at: Callable[[datetime], 
 def _time(text: str) -> datetime | None:
     try:
         found = datetime.fromisoformat(text)
-    except (ValueError, TypeError):
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, TypeError, OverflowError):
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 def _day(time: datetime) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WIDE = 100.0
 """Places along the axis of steps are in percent of its length, so that a figure fits every width without a script."""
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +50,45 @@ class Steps:
         )
 
 
+def widened(low: float, high: float, share: float = 0.04) -> tuple[float, float]:
+    """Both ends with some room beyond them, never the same, and finite for whatever is finite."""
+    room = high * share - low * share if high > low else max(abs(low), 1.0) * 0.05
+    return max(low - room, -_LARGEST), min(max(low, high) + room, _LARGEST)
+
+
+def part_of(value: float, low: float, high: float) -> float:
+    """How far a value lies on the way from `low` to `high`, which differ: 0 to 1; what lies outside is put at the nearer end.
+
+    The difference of two doubles may be more than a double holds, so that of a fourth of each is taken then; that of the smallest is
+    exact, and is taken as it is.
+    """
+    inside = min(max(value, low), high)
+    if math.isinf(high - low):
+        return (inside / 4 - low / 4) / (high / 4 - low / 4)
+    return (inside - low) / (high - low)
+
+
 def round_values(low: float, high: float, most: int) -> list[float]:
     """At most so many round values from low to high."""
     if not (math.isfinite(low) and math.isfinite(high)) or high < low:
         return []
-    span = high - low
-    if span <= 0:
+    parts = max(most - 1, 1)
+    raw = min(high / parts - low / parts, _LARGEST)
+    if raw <= 0:
         return [low]
-    raw = span / max(most - 1, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    size = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= raw), 10 * power)
-    if size <= 0 or low + size == low:
+    size = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= raw), power)
+    if size <= 0 or low + size == low or math.isinf(size):
         return [low]
-    found: list[float] = []
-    value = math.ceil(low / size) * size
-    while value <= high + size * 1e-9 and len(found) < most:
-        found.append(round(value, 12))
-        value += size
-    return found
+    start = math.ceil(low / size)
+    found = [(start + place) * size for place in range(most)]
+    return [float(f"{value:.12g}") for value in found if math.isfinite(value) and value <= high + size * 1e-9]
 
 
 def grouped(value: float) -> str:
     """A number for an axis."""
+    if not math.isfinite(value):
+        return "\u2013"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace(",", "\u202f")
     return f"{value:.4g}"

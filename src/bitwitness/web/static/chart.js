@@ -13,6 +13,13 @@
     series.first.map((first, index) => (first + series.last[index] + 1) / 2), series[name], series[`${name}_low`], series[`${name}_high`],
   ];
 
+  // The library divides the span of the values into round parts, which it cannot where that is out of all bounds: the server's figure stays.
+  function drawable(series, name) {
+    const known = [name, `${name}_low`, `${name}_high`].flatMap((one) => series[one]).filter((value) => value != null);
+    const low = known.reduce((one, other) => Math.min(one, other), Infinity), high = known.reduce((one, other) => Math.max(one, other), -Infinity);
+    return known.length === 0 || (Math.max(Math.abs(low), Math.abs(high)) < 1e300 && (high === low || high - low > 1e-300));
+  }
+
   function breaks(plot, series) {
     const { ctx, bbox } = plot;
     ctx.save();
@@ -123,7 +130,8 @@
     const [low, high] = [state.low ?? first, state.high ?? end];
     if (state.low != null) place(low, high);
     if (!state.record?.series?.first?.length || !here.querySelector("[data-panel]")) return;
-    plots = [["loss", "loss"], ["norm", "gradient norm"]].map(([name, title], index) => build(here.querySelector(`[data-panel="${index}"]`), name, title));
+    const wanted = [["loss", "loss"], ["norm", "gradient norm"]].map((one, index) => [...one, index]);
+    plots = wanted.filter(([name]) => drawable(state.record.series, name)).map(([name, title, index]) => build(here.querySelector(`[data-panel="${index}"]`), name, title));
     for (const plot of plots) plot.setScale("x", { min: low, max: high });
   }
 
