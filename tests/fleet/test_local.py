@@ -240,6 +240,19 @@ def test_a_return_that_was_done_is_no_failure_because_nobody_can_look(tmp_path: 
     assert run.quarantine.read().denied_devices == {}
 
 
+def test_a_node_that_its_run_has_taken_out_needs_no_budget(tmp_path: Path, run: RunFiles) -> None:
+    """The run's supervisor has denied the device already, and that is what fills the share."""
+    write(run.path, where=topology(("n0", "n1", "n2")))
+    run.quarantine.deny_devices(["GPU-n1-0"], node="n1", reason="persistent corruption", incident=ID)
+    with State(tmp_path / "state") as state:
+        policy = replace(ACT, cluster_share=0.34)
+        controller = Controller([run.path], state, LocalCluster([run.path]), policy, read_signals=lambda _: ())
+        assert policy.allowed_out(3) == LocalCluster([run.path]).census().out == 1
+        controller.round()
+        assert [(one.status, one.hold) for one in controller.book.proposals()] == [("already out", "")]
+        controller.close()
+
+
 # Rehearsed, fake, and named ------------------------------------------------------------------------------------------
 
 

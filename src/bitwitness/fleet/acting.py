@@ -31,6 +31,8 @@ _FIRST, _LONGEST = timedelta(seconds=30), timedelta(minutes=30)
 _OUT = ("out", "draining")
 _LOOK_AGAIN = 60.0
 """Seconds after which a node is looked at again for a proposal that only looking can end."""
+_A_ROUND = 5
+"""Nodes that are looked at in one round because the run itself may have taken them out."""
 DAMAGE = (
     ValueError,
     LookupError,
@@ -71,6 +73,7 @@ class Actor:
         self.approver = Approver(book, policy, real=teller.touching)
         self._state, self._process = book.state, process
         self._done: set[str] | None = None
+        self._by_others = 0
         self._looked: dict[int, float] = {}
         self._unseen: set[int] = set()
 
@@ -78,7 +81,7 @@ class Actor:
 
     def renew(self) -> None:
         """Another round begins."""
-        self._done = None
+        self._done, self._by_others = None, 0
         self.holder.renew()
 
     def _is_ours(self, state: NodeState) -> bool:
@@ -89,14 +92,19 @@ class Actor:
         return state.reason.startswith("Action:") and any(one.act.kind in ("reboot", "replace") for one in mine)
 
     def is_out_already(self, kept: Kept) -> bool:
-        """Whether a node that is held back by a budget was taken out because of another incident; that needs none."""
+        """Whether a node that is held back by a budget is out because of us already; that needs none.
+
+        Of a node that this controller took out for another incident that is likely; that it was the supervisor of its run, is not, so
+        that of these only a few a round are looked at.
+        """
         node = kept.proposal.node
         if self._done is None:
             self._done = {one.proposal.node for one in self._book.proposals(statuses=("done",))}
-        if node not in self._done:
+        if self.patience.over or (node not in self._done and self._by_others >= _A_ROUND):
             return False
-        if self.patience.over or self._was_looked_at(kept.key):
+        if self._was_looked_at(kept.key):
             return False
+        self._by_others += node not in self._done
         try:
             state = self._look(node)
         except (ClusterError, OSError):
