@@ -14,10 +14,11 @@ import anyio
 import pytest
 
 from bitwitness.errors import ConfigurationError
+from bitwitness.fleet.clients import network
 from bitwitness.web.hashing import DUMMY, DUMMY_TOKEN, OF_TOKEN, Cost, hashed, id_of, is_hash, make_token, matches
 from bitwitness.web.limiting import Buckets
 from bitwitness.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, Sessions
-from bitwitness.web.signing import WRONG, Refused, Signing, network
+from bitwitness.web.signing import WRONG, Refused, Signing
 from bitwitness.web.users import OneToken, User, UsersFile, add, read, remove, write
 
 CHEAP = Cost(4, 1, 1)

@@ -170,8 +170,9 @@ def _sorted(
 
 
 def _serve(asked: Asked) -> None:
-    from bitwitness.fleet.serving import Server
+    from bitwitness.fleet.serving import HEADER_SECONDS, Server
     from bitwitness.web.app import create
+    from bitwitness.web.manners import MANNERS
     from bitwitness.web.status import Status
 
     settings, token = _settings(asked)
@@ -180,7 +181,15 @@ def _serve(asked: Asked) -> None:
         status = Status()
         database = stack.enter_context(_database(asked))
         app = create(database, settings, status)
-        server = Server(app, asked.host, asked.port, downloads="/export/", option="--port")
+        server = Server(
+            app,
+            asked.host,
+            asked.port,
+            body_seconds=HEADER_SECONDS,  # a form comes with its headers
+            downloads="/export/",
+            headers=MANNERS,
+            option="--port",
+        )
         stack.callback(server.stop)
         if asked.imports or asked.keep is not None:
             stack.callback(_background(asked, database, status).start().stop)

@@ -8,7 +8,6 @@ an operator from elsewhere, however often, does not keep that operator out. An u
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import math
 import secrets
 import threading
@@ -21,6 +20,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from bitwitness.errors import BitwitnessError
+from bitwitness.fleet.clients import network
 from bitwitness.web.hashing import DUMMY, DUMMY_TOKEN, LONGEST, digest, id_of, matches
 from bitwitness.web.limiting import Buckets
 from bitwitness.web.users import User, Users
@@ -177,16 +177,3 @@ class Signing:
 
     def _digest(self, token: str) -> bytes:
         return hmac.digest(self._key, token.encode(errors="replace"), "sha256")
-
-
-def network(client: str) -> str:
-    """Who is counted as one client: an address, and of IPv6 the part that one owner has all of."""
-    try:
-        address = ipaddress.ip_address(client)
-    except ValueError:
-        return client
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
