@@ -421,8 +421,14 @@ def test_quiet_hours_count_after_an_approval(play: Rehearsal) -> None:
     play.incident()
     play.rounds(2)
     approve(play)
+    when = find(play.state, "n1").answered
+    assert (kept(play).status, kept(play).hold) == ("held", "")
+    assert kept(play).why.startswith(f"approved by kim@head at {when}")
     play.rounds(3)
     assert (play.cluster.calls(), kept(play).hold) == ([], "quiet-hours")
+    held = f"approved by kim@head at {when}; held: quiet hours until 2026-11-29 13:00 UTC"
+    assert kept(play).why == held
+    assert [one["why"] for one in report(play.state).to_json()["proposals"]] == [held]
     play.clock.move(HOUR * 1.1)
     play.rounds(2)
     assert play.cluster.calls() == DRAINED
@@ -440,6 +446,7 @@ def test_a_node_that_is_protected_after_its_approval(asked: Rehearsal) -> None:
     asked.begin(protect=("n*",))
     asked.rounds(3)
     assert (asked.cluster.calls(), kept(asked).hold) == ([], "protected")
+    assert kept(asked).why.startswith("approved by kim@head at ")
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -107,7 +107,7 @@ def _pieces(rows: list[Kept]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for one in rows:
         what = one.proposal
-        stands = f"{one.status} ({one.hold})" if one.status == "held" else one.status
+        stands = f"{one.status} ({one.hold})" if one.status == "held" and one.hold else one.status
         proposed = f"proposed: {what.action}, {what.confidence} confidence, because of incident {what.incident}"
         head = styled(f"{stands} since {one.updated}", f"bold {_STYLES.get(one.status, '')}".strip())
         table.add_row(styled(what.node, "bold"), Text("\n").join([head, styled(proposed), styled(_why(one))]))

@@ -531,7 +531,7 @@ class Actor:
 
     def _hold_on(self, kept: Kept, why: str, text: str, *, final: bool = False, retry: bool = False) -> None:
         """The same, inside `State.change`."""
-        due = self._due(kept.attempts + 1) if retry else None
+        due, text = self._due(kept.attempts + 1) if retry else None, self.approver.held(kept, text)
         new = (kept.status, kept.hold) != ("held", why)
         what = "held" if new else ""
         if self._moves(kept, "held", text, what, hold=why, due=due, final=final, attempt=retry) and new:
@@ -556,6 +556,7 @@ class Actor:
         """Note what holds a proposal, where that is new, inside `State.change`."""
         status: Status = {"observe": "observed", "expired": "expired"}.get(held.why, "held")  # type: ignore[assignment]
         text = f"{held.text}: {self.holder.error}" if held.why == "cluster" and self.holder.error else held.text
+        text = text if held.why == "approval" else self.approver.held(kept, text)
         same = (kept.status, kept.hold, kept.final) == (status, held.why, held.final)
         if same and _are_close(kept.due, held.until):
             return

@@ -122,6 +122,9 @@ def answer(state: State, which: str, said: Said, who: str, why: str, *, notifier
             Book(state).set_status(kept.key, "rejected", f"{who} has rejected the {question.act}: {why}", final=True)
             about = About(state.stamp(), "", state=str(state.folder))
             Outbox(state, notifiers).put(compose_rejection(question, who, why, about))
+        else:
+            text = f"approved by {who} at {state.stamp()} ({why}); the controller acts in its next round, within its budget and quiet hours"
+            Book(state).set_status(kept.key, "held", text)  # by nothing any more, until the controller looks
         return Answered(_again(state, question), _done(question, said), new=True)
 
 

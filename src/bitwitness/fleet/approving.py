@@ -58,6 +58,13 @@ class Approver:
             return f"the {question.act} of {question.node} would wait for a person's answer (approve)"
         return asking(question, str(self._state.folder))
 
+    def held(self, kept: Kept, text: str) -> str:
+        """What holds a proposal, after who has approved it, if somebody has: that it is held does not mean that it is not approved."""
+        question = self.standing(kept)
+        if question is None or question.said != "approved" or not self.needs(question.act):
+            return text
+        return f"approved by {question.who} at {question.answered}; held: {text}"
+
     def allows(self, kept: Kept, kind: ActKind, machine: str) -> bool:
         """Whether an act may be begun as far as people are concerned."""
         if not self.needs(kind):
