@@ -69,6 +69,13 @@ def run_with(
     return RunFiles(folder)
 
 
+def resume(run: RunFiles, step: int) -> None:
+    """The job goes on from a checkpoint."""
+    journal = run.journal(0)
+    journal.append("resume", {"step": step, "checkpoint": f"checkpoints/step-{step:08d}", "refused": []})
+    journal.close()
+
+
 def rewrite(run: RunFiles, **changes: object) -> None:
     """Somebody edits its only incident; what is None goes."""
     file = run.incidents()[0] / "incident.json"
@@ -146,6 +153,24 @@ def test_a_drill_is_none_of_it(tmp_path: Path) -> None:
     report = gather(run)
     assert standing(report).kind == "drill"
     assert "it says nothing about any device" in flat(html(report))
+
+
+def test_from_which_checkpoint_the_job_went_on(tmp_path: Path) -> None:
+    """A safe checkpoint of then may be gone now: where the journal tells from which one the job went on, that one is said."""
+    run = run_with(tmp_path / "run")
+    before = gather(run)
+    assert (before.page.resumed, before.page.checkpoint) == (-1, -1)
+    assert "No checkpoint that is still kept is known to be safe" in markdown(before)
+    resume(run, 10)
+    after = gather(run)
+    assert after.page.resumed == 10
+    for said in (flat(html(after)), markdown(after)):
+        assert "The job went on from the checkpoint of step 10, as its journal says" in said
+    resume(run, 500)  # forward: it went on for another reason
+    assert gather(run).page.resumed == 10
+    later = run_with(tmp_path / "later")
+    resume(later, 500)
+    assert gather(later).page.resumed == -1, "it did not go back"
 
 
 # The verdict, again ---------------------------------------------------------------------------------------------------

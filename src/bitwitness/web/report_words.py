@@ -101,9 +101,14 @@ def window(report: Report) -> str:
         )
     else:
         since = f"It happened after step {last}, when the check {check} had passed, and up to step {found}, where it was found"
-    safe = report.page.checkpoint
-    kept = f"The last safe checkpoint is that of step {safe}" if safe >= 0 else "No checkpoint is known to be safe"
-    return f"{since}. {kept}."
+    safe, resumed = report.page.checkpoint, report.page.resumed
+    kept = (
+        f"Of the checkpoints that are still kept, the last safe one is that of step {safe}"
+        if safe >= 0
+        else "No checkpoint that is still kept is known to be safe"
+    )
+    went_on = f" The job went on from the checkpoint of step {resumed}, as its journal says." if resumed >= 0 else ""
+    return f"{since}.{went_on} {kept}."
 
 
 def signals(report: Report) -> str:

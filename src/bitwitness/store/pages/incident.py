@@ -39,7 +39,8 @@ class IncidentPage:
         observations: what it was decided from; empty where these were pruned, which `pruned` says.
         placement: of the ranks that were involved.
         world_size, nodes: how many ranks there were then, and on how many nodes; 0 nodes where that is not on record.
-        checkpoint: the step of the last safe checkpoint, at or before the start of the suspect window; -1 if none.
+        checkpoint: of the checkpoints that are still kept, the step of the last safe one, at or before the start of the suspect window;
+            -1 if none.
         proposals: of the fleet.
         history: what was done, by whom, oldest first.
         notes: of the guard, e.g. that evidence could not be saved.
@@ -47,6 +48,7 @@ class IncidentPage:
         path: its directory.
         pruned: whether the observations were removed by retention.
         on_detection: what the policy had the job do then, e.g. `raise`; "" where it is not on record.
+        resumed: the step of the checkpoint from which the job went on after it, as its journal says; -1 where it does not.
     """
 
     incident: IncidentRow
@@ -63,3 +65,4 @@ class IncidentPage:
     path: str
     pruned: bool
     on_detection: str = ""
+    resumed: int = -1

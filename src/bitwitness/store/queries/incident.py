@@ -22,6 +22,7 @@ from bitwitness.store.tables import (
     evidence,
     incident_ranks,
     incidents,
+    marks,
     proposals,
     quarantine,
 )
@@ -70,6 +71,7 @@ def incident_page(database: Database, run_key: int, incident_id: str, *, now: da
             world_size=row.world_size or run.world_size,
             nodes=row.nodes,
             checkpoint=_safe_checkpoint(connection, row),
+            resumed=_resumed(connection, row),
             proposals=tuple(rows.proposal_row(one) for one in connection.execute(_proposals(name, by_whom))),
             history=_history(connection, row, by_whom),
             notes=_texts(row.notes),
@@ -121,7 +123,9 @@ def _placement(connection: sa.Connection, key: int, found: object) -> tuple[Plac
 
 
 def _safe_checkpoint(connection: sa.Connection, row: Any) -> int:
-    """The newest that is there and free of doubt and holds no update after the one at which the check had passed last."""
+    """Of those that are still kept, the newest that is free of doubt and holds no update after the one at which the check had passed
+    last. There may have been newer ones then, which were removed since.
+    """
     query = sa.select(sa.func.max(checkpoints.c.step)).where(
         checkpoints.c.run_id == row.run_id,
         checkpoints.c.step <= row.window_first + 1,
@@ -130,6 +134,26 @@ def _safe_checkpoint(connection: sa.Connection, row: Any) -> int:
     )
     found = connection.scalar(query)
     return -1 if found is None else int(found)
+
+
+def _resumed(connection: sa.Connection, row: Any) -> int:
+    """The step of the checkpoint with which the job went on after this incident, as rank 0's journal says; -1 where it does not.
+
+    It is the first start since, if no other incident lies between, and if it went back: a job that was started anew for another
+    reason says nothing of this incident.
+    """
+    if not row.time:
+        return -1
+    since = sa.select(marks.c.step, marks.c.time).where(
+        marks.c.run_id == row.run_id, marks.c.kind == "resume", marks.c.time > row.time
+    )
+    first = connection.execute(since.order_by(marks.c.time, marks.c.id).limit(1)).first()
+    if first is None or not 0 <= first.step <= row.step:
+        return -1
+    between = sa.select(incidents.c.id).where(
+        incidents.c.run_id == row.run_id, incidents.c.time > row.time, incidents.c.time < first.time
+    )
+    return -1 if connection.execute(between.limit(1)).first() is not None else int(first.step)
 
 
 def _proposals(name: str, by_whom: frozenset[int]) -> sa.Select[Any]:
