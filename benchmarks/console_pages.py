@@ -191,6 +191,10 @@ def pages(database: Database, runs: int, draw: random.Random) -> dict[str, Calla
         "runs": lambda: queries.runs_page(database),
         "runs, last part": lambda: queries.runs_page(database, page=10**6),
         "runs, searched": lambda: queries.runs_page(database, query=f"{key():03d}"),
+        "runs, by node": lambda: queries.runs_page(database, query=f"node-{draw.randrange(NODES):04d}"),
+        "runs, by device": lambda: queries.runs_page(database, query=f"GPU-{draw.randrange(NODES * 8):05d}"),
+        "runs, by all nodes": lambda: queries.runs_page(database, query="node-"),
+        "runs, by all devices": lambda: queries.runs_page(database, query="GPU-"),
         "run": lambda: queries.run_page(database, key()),
         "incident": incident,
         "node": lambda: page_of(queries.node_page, f"node-{draw.randrange(NODES):04d}"),
@@ -299,10 +303,10 @@ def main() -> None:
         print(json.dumps(found))
         return
     print(f"{asked.runs} runs of {asked.observations} observations, {asked.ranks} ranks, {asked.steps} steps, {database.dialect}, seed {asked.seed}")  # fmt: skip
-    print(f"{'page':18} {'median':>8} {'slowest':>8} {'first':>8} {'cpu':>8} {'statements':>10}  reads from end to end")
+    print(f"{'page':20} {'median':>8} {'slowest':>8} {'first':>8} {'cpu':>8} {'statements':>10}  reads from end to end")
     for one in found["pages"]:
         print(
-            f"{one['page']:18} {one['median_ms']:>6.1f}ms {one['worst_ms']:>6.1f}ms {one['first_ms']:>6.1f}ms {one['cpu_ms']:>6.1f}ms "
+            f"{one['page']:20} {one['median_ms']:>6.1f}ms {one['worst_ms']:>6.1f}ms {one['first_ms']:>6.1f}ms {one['cpu_ms']:>6.1f}ms "
             f"{one['statements']:>10}  {', '.join(one['scans']) or '-'}"
         )
     print(f"export of observations: {found['export']}")

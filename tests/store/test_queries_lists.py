@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from bitwitness.errors import NotFound
 from bitwitness.store import queries, tables
 from bitwitness.store.database import upsert
+from bitwitness.store.queries.running import running
 from tests.store.filling import TIME, Filling, names
 
 NOW = datetime(2026, 11, 29, 13, tzinfo=UTC)
@@ -135,15 +136,64 @@ def test_a_search_is_of_name_path_id_and_job_in_any_case(filling: Filling) -> No
         assert names(queries.runs_page(filling.database, query=text, now=NOW).runs) == ["Alpha"]
 
 
-def test_drills_and_false_alarms_are_not_among_the_open(filling: Filling) -> None:
-    run, who = filling.run(), [(1, "node-a", "GPU-1")]
+def test_open_is_what_nobody_has_judged_and_no_person_has_acted_upon_wherever_it_is_told(filling: Filling) -> None:
+    run, who = filling.run(open=2), [(1, "node-a", "GPU-1")]
     for place, judgement in enumerate(("", "confirmed", "false alarm", "drill")):
         filling.incident(run, f"named-{place}", named=who, judgement=judgement)
         filling.incident(run, f"nobody-{place}", candidates=who, judgement=judgement)
-    filling.incident(run, "acted", named=who, acted=True)
+    for place in range(250):
+        late = {"time": f"2026-11-29T12:{place // 60:02d}:{place % 60:02d}.500Z", "acted": True}
+        filling.incident(run, f"acted-{place}", named=who, **late)
     page = queries.runs_page(filling.database, now=NOW)
     assert (page.attributed, page.unattributed) == (1, 1)
-    assert sorted(one.id for one in page.incidents) == ["acted", "named-0", "nobody-0"]
+    assert sorted(one.id for one in page.incidents) == ["named-0", "nobody-0"], "whatever is newer hides none"
+    of_run = queries.run_page(filling.database, run, now=NOW)
+    assert sorted(one.id for one in of_run.incidents if one.open) == ["named-0", "nobody-0"]
+    assert len(of_run.incidents) == 202
+    measured = running(filling.database, now=NOW)
+    assert measured.open == measured.runs[0].open == {"attributed": 1, "unattributed": 1}
+    assert all(one.open for one in page.incidents)
+
+
+def test_many_that_name_somebody_hide_none_that_name_nobody(filling: Filling) -> None:
+    run = filling.run()
+    filling.incident(run, "nobody", time="2026-01-01T00:00:00.000Z")
+    for place in range(30):
+        filling.incident(run, f"named-{place}", named=[(1, "node-a", "GPU-1")])
+    page = queries.runs_page(filling.database, now=NOW)
+    assert (page.attributed, page.unattributed, len(page.incidents)) == (30, 1, 21)
+    assert page.incidents[-1].id == "nobody"
+
+
+# Searching ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_runs_by_what_was_in_them(filling: Filling) -> None:
+    first, second, third = (filling.run(f"job-{name}", path=f"/{name}") for name in "xyz")
+    filling.stays(first, (0, "rack1-node7", "GPU-aa_1"), (1, "rack1-node8", "GPU-bb"))
+    filling.stays(second, (0, "rack2-node7", "GPU-aa%1"), current=False)
+    filling.node("rack1-node7", "rack1-node8", "rack2-node7")
+    filling.incident(third, "20261129T120000Z-abc", named=[(0, "gone-node", "GPU-gone")])
+    wanted = {
+        "node7": ({first, second}, [("node", "rack1-node7"), ("node", "rack2-node7")]),
+        "RACK1-NODE8": ({first}, [("node", "rack1-node8")]),
+        "GPU-aa": ({first, second}, [("device", "GPU-aa%1"), ("device", "GPU-aa_1")]),
+        "aa_1": ({first}, [("device", "GPU-aa_1")]),
+        "a%1": ({second}, [("device", "GPU-aa%1")]),
+        "GPU-bb": ({first}, [("device", "GPU-bb")]),
+        "T120000Z-ab": ({third}, [("incident", "20261129T120000Z-abc")]),
+        "gone-node": ({third}, []),
+        "GPU-gone": ({third}, []),
+        "job-": ({first, second, third}, []),
+        "node9": (set(), []),
+    }
+    for text, (runs, found) in wanted.items():
+        page = queries.runs_page(filling.database, query=text, now=NOW)
+        assert ({row.key for row in page.runs}, page.total) == (runs, len(runs)), text
+        assert [(one.kind, one.name) for one in page.found] == found, text
+    assert queries.runs_page(filling.database, now=NOW).found == ()
+    (hit,) = queries.runs_page(filling.database, query="-abc", now=NOW).found
+    assert hit.run == third
 
 
 # One run --------------------------------------------------------------------------------------------------------------

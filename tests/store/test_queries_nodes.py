@@ -285,4 +285,4 @@ def test_tallies_bound_false_alarms_by_what_passed(filling: Filling) -> None:
     assert found["replay"].bound == pytest.approx(0.04656, rel=1e-3)  # Clopper and Pearson, 1 of 100
     assert found["update"].bound is None
     assert {one.id for one in page.false_alarms} == {"i-1", "i-2"}
-    assert page.open == 1
+    assert page.unjudged == 1

@@ -320,7 +320,7 @@ def drills_page(**changes: Any) -> pages.DrillsPage:
     )  # fmt: skip
     made = pages.DrillsPage(
         drills=drills, total=len(drills), page=1, pages=1, outcomes=dict.fromkeys(outcomes, 1), false_alarms=(incident(judgement="false alarm"),),
-        open=2, tallies=(pages.CheckTally("numerics", 48_000_000, 0, 6.25e-8), pages.CheckTally("replay", 120_000, 1, 4.0e-5),
+        unjudged=2, tallies=(pages.CheckTally("numerics", 48_000_000, 0, 6.25e-8), pages.CheckTally("replay", 120_000, 1, 4.0e-5),
                          pages.CheckTally("update", 0, 0, None)),
     )  # fmt: skip
     return dataclasses.replace(made, **changes)

@@ -29,6 +29,7 @@ from bitwitness.store.pages.rows import RunState as RunState
 from bitwitness.store.pages.runs import Cell as Cell
 from bitwitness.store.pages.runs import CheckCost as CheckCost
 from bitwitness.store.pages.runs import CheckpointRow as CheckpointRow
+from bitwitness.store.pages.runs import Found as Found
 from bitwitness.store.pages.runs import LedgerMap as LedgerMap
 from bitwitness.store.pages.runs import Mark as Mark
 from bitwitness.store.pages.runs import RunPage as RunPage

@@ -63,7 +63,7 @@ class DrillsPage:
         total, page, pages: of that list.
         outcomes: outcome -> how many.
         false_alarms: incidents that a person called false, newest first.
-        open: incidents that nobody has judged yet, so that nobody knows.
+        unjudged: incidents of which nobody has said yet what they were, so that nobody knows; also such as a person has acted upon.
         tallies: by check.
     """
 
@@ -73,5 +73,5 @@ class DrillsPage:
     pages: int
     outcomes: Mapping[str, int]
     false_alarms: tuple[IncidentRow, ...]
-    open: int
+    unjudged: int
     tallies: tuple[CheckTally, ...]

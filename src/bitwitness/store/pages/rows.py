@@ -106,6 +106,7 @@ class IncidentRow:
         judgement: what a person has said of it.
         action: what the fleet proposes about it or has done, in a few words; "" if nothing.
         run_path: directory of the run.
+        open: whether it waits for a person: nobody has judged it, and no person has acted because of it.
     """
 
     id: str
@@ -127,6 +128,7 @@ class IncidentRow:
     judgement: Judgement
     action: str
     run_path: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

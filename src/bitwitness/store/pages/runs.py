@@ -13,6 +13,21 @@ Cell = Literal["gap", "passed", "partly", "unverified", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What has been searched for, and has a page of its own.
+
+    Attributes:
+        kind: what it is.
+        name: its name, identity or id.
+        run: key of the run, of an incident; else 0.
+    """
+
+    kind: Literal["node", "device", "incident"]
+    name: str
+    run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunsPage:
     """All runs, those that need a person first, then those that train, then the newest.
 
@@ -23,7 +38,8 @@ class RunsPage:
         states: state -> how many runs, whatever is selected.
         unattributed, attributed: open incidents over all runs.
         query: what was searched for, "" if nothing.
-        incidents: the newest that nobody has judged.
+        incidents: the newest open ones of each status, newest first.
+        found: nodes, devices and incidents whose name holds what was searched for; a few of each.
     """
 
     runs: tuple[RunRow, ...]
@@ -35,6 +51,7 @@ class RunsPage:
     unattributed: int
     query: str
     incidents: tuple[IncidentRow, ...]
+    found: tuple[Found, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,8 @@ class RunPage:
         marks: what happened, on the same axis.
         maps: the ledger, a map a check.
         costs: what each check took.
-        incidents, checkpoints: newest first.
+        incidents: newest first; all that are open, whatever is left out.
+        checkpoints: newest first.
         placement: where the ranks were last; thinned to the first 512.
         policy: as run.json has it.
         limits: what the guard cannot do on this placement.

@@ -48,7 +48,7 @@ def drills_page(database: Database, *, page: int = 1, size: int = 100, now: date
             pages=shown.pages,
             outcomes={outcome: found.get(outcome, 0) for outcome in OUTCOMES},
             false_alarms=incident_rows(connection, false),
-            open=connection.scalar(unjudged) or 0,
+            unjudged=connection.scalar(unjudged) or 0,
             tallies=_tallies(connection),
         )
 

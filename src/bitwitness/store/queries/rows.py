@@ -114,6 +114,12 @@ INCIDENTS = sa.select(incidents, runs.c.name.label("run_name"), runs.c.path.labe
 """What `incident_rows` takes; a page adds which, in which order, and how many."""
 
 
+def is_open() -> sa.ColumnElement[bool]:
+    """Whether an incident waits for a person: nobody has judged it, and no person has acted because of it. Counted, listed and told by
+    this everywhere; of a single one `IncidentRow.open` says it."""
+    return sa.and_(incidents.c.judgement == "", ~incidents.c.acted)
+
+
 def incident_rows(connection: sa.Connection, found: Sequence[Any]) -> tuple[IncidentRow, ...]:
     """Rows of `INCIDENTS`, with who was named, who was involved, and what became of them."""
     keys = [row.id for row in found]
@@ -154,6 +160,7 @@ def _incident_row(row: Any, named: Sequence[Any], candidates: Sequence[Any], act
         window=(row.window_first, row.window_last),
         judgement=row.judgement,
         action=action,
+        open=row.judgement == "" and not row.acted,
     )
 
 

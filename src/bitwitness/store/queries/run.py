@@ -45,12 +45,7 @@ def run_page(database: Database, key: int, *, now: datetime | None = None) -> Ru
     with database.read() as connection:
         row = find_run(connection, key, now)
         shown = rows.run_rows(connection, [row])[0]
-        found = connection.execute(
-            rows.INCIDENTS.where(incidents.c.run_id == key)
-            .order_by(incidents.c.time.desc(), incidents.c.id.desc())
-            .limit(_INCIDENTS)
-        ).all()
-        told = rows.incident_rows(connection, found)
+        told = rows.incident_rows(connection, _incidents(connection, key))
         wanted = rows.checks_wanted(row.policy)
         return RunPage(
             run=shown,
@@ -81,6 +76,18 @@ def find_run(connection: sa.Connection, key: int, now: datetime | None) -> Any:
     if row is None:
         raise NotFound(f"there is no run {str(key)[:40]} in this database: look for it in the list of runs")
     return row
+
+
+def _incidents(connection: sa.Connection, key: int) -> list[Any]:
+    """The newest, and the open ones wherever they are: no number of newer ones may hide what waits for a person."""
+    of_run = rows.INCIDENTS.where(incidents.c.run_id == key)
+    in_order = (incidents.c.time.desc(), incidents.c.id.desc())
+    newest = connection.execute(of_run.order_by(*in_order).limit(_INCIDENTS)).all()
+    if len(newest) < _INCIDENTS:
+        return list(newest)
+    waiting = connection.execute(of_run.where(rows.is_open()).order_by(*in_order).limit(_INCIDENTS)).all()
+    every = {row.id: row for row in (*newest, *waiting)}
+    return sorted(every.values(), key=lambda row: (row.time, row.id), reverse=True)
 
 
 def _grid(connection: sa.Connection, row: Any) -> Grid:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from bitwitness.store.database import Database
 from bitwitness.store.pages import RunRow
-from bitwitness.store.queries.rows import RUN_COLUMNS, checks_wanted, run_rows
+from bitwitness.store.queries.rows import RUN_COLUMNS, checks_wanted, is_open, run_rows
 from bitwitness.store.queries.states import STATES, state_of
 from bitwitness.store.tables import costs, incidents, problems, runs, steps
 
@@ -82,9 +82,11 @@ def running(database: Database, *, most: int = 200, now: datetime | None = None)
         counted = connection.execute(sa.select(each.c.state, sa.func.count().label("n")).group_by(each.c.state))
         states = dict.fromkeys(STATES, 0) | {row.state: row.n for row in counted}
         first = sa.case((runs.c.open > 0, 0), (is_now == "training", 1), (is_now == "silent", 2), else_=3)
+        goes_on = (is_now.in_(GOING_ON), runs.c.current, ~runs.c.missing)
+        going = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*goes_on)) or 0
         chosen = (
             sa.select(*RUN_COLUMNS, is_now.label("state"))
-            .where(is_now.in_(GOING_ON), runs.c.current, ~runs.c.missing)
+            .where(*goes_on)
             .order_by(first, runs.c.started.desc(), runs.c.id.desc())
             .limit(most + 1)
         )
@@ -100,7 +102,7 @@ def running(database: Database, *, most: int = 200, now: datetime | None = None)
                 Going(row, newest.get(row.key), _every(raw.policy), shares.get(row.key, {}), open_of.get(row.key, {}))
                 for row, raw in zip(told, found, strict=True)
             ),
-            left_out=max(0, sum(states[state] for state in GOING_ON) - len(found)),
+            left_out=max(0, going - len(found)),
         )
 
 
@@ -125,7 +127,7 @@ def _shares(connection: sa.Connection, keys: list[int]) -> dict[int, dict[str, f
 def _open(connection: sa.Connection, keys: list[int]) -> dict[int, dict[str, int]]:
     query = (
         sa.select(incidents.c.run_id, incidents.c.status, sa.func.count().label("n"))
-        .where(incidents.c.run_id.in_(keys), incidents.c.judgement == "", ~incidents.c.acted)
+        .where(incidents.c.run_id.in_(keys), is_open())
         .group_by(incidents.c.run_id, incidents.c.status)
     )
     found: dict[int, dict[str, int]] = {}
@@ -135,11 +137,7 @@ def _open(connection: sa.Connection, keys: list[int]) -> dict[int, dict[str, int
 
 
 def _open_in_all(connection: sa.Connection) -> dict[str, int]:
-    query = (
-        sa.select(incidents.c.status, sa.func.count().label("n"))
-        .where(incidents.c.judgement == "", ~incidents.c.acted)
-        .group_by(incidents.c.status)
-    )
+    query = sa.select(incidents.c.status, sa.func.count().label("n")).where(is_open()).group_by(incidents.c.status)
     return {row.status: row.n for row in connection.execute(query)}
 
 

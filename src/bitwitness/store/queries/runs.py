@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
 from bitwitness.store.database import Database
-from bitwitness.store.pages import RunsPage
-from bitwitness.store.queries.paging import contains, part, searched
-from bitwitness.store.queries.rows import INCIDENTS, RUN_COLUMNS, incident_rows, run_rows
+from bitwitness.store.pages import IncidentStatus, RunsPage
+from bitwitness.store.queries.paging import part, searched
+from bitwitness.store.queries.rows import INCIDENTS, RUN_COLUMNS, incident_rows, is_open, run_rows
+from bitwitness.store.queries.searching import found_by_name, runs_that_match
 from bitwitness.store.queries.states import STATES, state_of
 from bitwitness.store.tables import incidents, runs
 
 _NEWEST = 20
-"""Incidents that nobody has judged, beside the list."""
+"""Open incidents of each status beside the list: many that name somebody must not hide those that name nobody."""
 
 
 def runs_page(
@@ -32,7 +33,8 @@ def runs_page(
 
     Args:
         database: where.
-        query: what name, path, id or job of a run holds, as it is, in upper or lower case.
+        query: what name, path, id or job of a run holds, or the name of a node or device that it was on, or the id of an incident of
+            it; as it is, in upper or lower case.
         state: only runs of this state; of one that does not exist there are none.
         page: which part, from 1; of one that does not exist, the one nearest to it.
         size: rows of a part, at most 500.
@@ -43,7 +45,7 @@ def runs_page(
     """
     text = searched(query)
     is_now = state_of(now)
-    wanted = [contains(text, runs.c.name, runs.c.path, runs.c.run, runs.c.job)] if text else []
+    wanted = [runs_that_match(text)] if text else []
     wanted += [is_now == searched(state)] if state else []
     with database.read() as connection:
         total = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*wanted)) or 0
@@ -61,11 +63,6 @@ def runs_page(
         found = sa.select(*RUN_COLUMNS, is_now.label("state")).where(runs.c.id.in_(list(states)))
         rows = {row.id: row for row in connection.execute(found)}
         open_now = _open_incidents(connection)
-        newest = connection.execute(
-            INCIDENTS.where(incidents.c.judgement == "")
-            .order_by(incidents.c.time.desc(), incidents.c.id.desc())
-            .limit(_NEWEST)
-        ).all()
         return RunsPage(
             runs=run_rows(connection, [rows[key] for key in states]),
             total=total,
@@ -75,7 +72,8 @@ def runs_page(
             attributed=open_now.get("attributed", 0),
             unattributed=open_now.get("unattributed", 0),
             query=text,
-            incidents=incident_rows(connection, newest),
+            incidents=incident_rows(connection, _newest(connection)),
+            found=found_by_name(connection, text) if text else (),
         )
 
 
@@ -87,10 +85,17 @@ def _counts(connection: sa.Connection, is_now: sa.ColumnElement[str]) -> Mapping
 
 
 def _open_incidents(connection: sa.Connection) -> dict[str, Any]:
-    """How many of each status nobody has judged or acted upon; drills and false alarms are judged."""
+    """How many of each status are open; drills and false alarms are judged."""
     query = (
-        sa.select(incidents.c.status, sa.func.count().label("incidents"))
-        .where(incidents.c.judgement == "", ~incidents.c.acted)
-        .group_by(incidents.c.status)
+        sa.select(incidents.c.status, sa.func.count().label("incidents")).where(is_open()).group_by(incidents.c.status)
     )
     return {row.status: row.incidents for row in connection.execute(query)}
+
+
+def _newest(connection: sa.Connection) -> list[Any]:
+    """The newest open ones of each status, newest first."""
+    found: list[Any] = []
+    for status in get_args(IncidentStatus):
+        query = INCIDENTS.where(is_open(), incidents.c.status == status)
+        found += connection.execute(query.order_by(incidents.c.time.desc(), incidents.c.id.desc()).limit(_NEWEST)).all()
+    return sorted(found, key=lambda row: (row.time, row.id), reverse=True)
