@@ -109,6 +109,7 @@ class Server:
             ws="none",
             loop="asyncio",
             lifespan="off",
+            backlog=max(8, connections // 4),  # as many are accepted at once, before any of them can say what it wants
             log_config=None,
             log_level="error",  # nobody without a token shall be able to fill the log
             access_log=False,  # whoever asks /metrics every 15 s is no news
@@ -222,7 +223,7 @@ class _BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """A request whose headers are whole has the time for its body, and one that is whole that for its answer."""
         before, idle = self.cycle, self.cycle is not None and self.cycle.response_complete
-        busy: Any = self._busy if self._surplus or len(self.tasks) >= self.most else self.config.loaded_app
+        busy: Any = self._busy if self._surplus or len(self.tasks) >= 2 * self.most else self.config.loaded_app
         self.app = busy
         super().data_received(data)
         if self.cycle is not before:
