@@ -87,6 +87,17 @@ def command(*words: str | Path) -> Result:
     return CliRunner(env={"COLUMNS": "110", "TERM": "dumb"}).invoke(cli, ["report", *(str(one) for one in words)])
 
 
+def said_by(code: str) -> subprocess.CompletedProcess[str]:
+    """What the command of a report prints."""
+    return subprocess.run(
+        shlex.split(code.replace("python", sys.executable, 1)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
 def flat(text: str) -> str:
     """A page as a reader sees it."""
     return " ".join(entities.unescape(re.sub(r"<[^>]+>", " ", text.partition("<body")[2])).split())
@@ -179,13 +190,7 @@ def test_from_which_checkpoint_the_job_went_on(tmp_path: Path) -> None:
 def test_the_verdict_is_decided_again(tmp_path: Path) -> None:
     report = gather(run_with(tmp_path / "run"))
     assert report.decided.outcome == "same"
-    done = subprocess.run(
-        shlex.split(report.decided.code.replace("python", sys.executable, 1)),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    done = said_by(report.decided.code)
     assert done.stdout.startswith("True step 12: persistent compute corruption"), done.stderr
 
 
@@ -209,7 +214,53 @@ def test_a_verdict_that_does_not_follow_is_no_request(tmp_path: Path) -> None:
     report = gather(run)
     assert report.decided.outcome == "different"
     assert standing(report).kind == "unconfirmed"
-    assert "rank 1 (node node-0)" in report.decided.text
+    assert "ranks (on record 3, now 1); nodes; devices." in report.decided.text
+
+
+def test_which_fields_differ_is_said(tmp_path: Path) -> None:
+    """The headline alone would be the same on both sides."""
+    run = run_with(tmp_path / "run")
+    verdict = json.loads((run.incidents()[0] / "incident.json").read_text())["verdict"]
+    rewrite(run, verdict=verdict | {"persistences": ["transient"]})
+    assert "persistences (on record transient, now persistent)." in gather(run).decided.text
+    rewrite(run, verdict=verdict | {"reason": "because"})
+    decided = gather(run).decided
+    assert (decided.outcome, [one.field for one in decided.differing]) == ("different", ["reason"])
+    assert "Only its words differ" in decided.text
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "assumed"])
+def test_the_command_that_decides_again_works_where_the_verdict_is_another_one(tmp_path: Path, recorded: bool) -> None:
+    run = run_with(tmp_path / "run")
+    verdict = json.loads((run.incidents()[0] / "incident.json").read_text())["verdict"]
+    rewrite(run, verdict=verdict | {"persistence": "unknown"}, **({} if recorded else {"history": None}))
+    decided = gather(run).decided
+    assert (decided.outcome, decided.assumed) == ("different", not recorded)
+    done = said_by(decided.code)
+    assert done.stdout.startswith("False step 12: persistent compute corruption"), done.stderr
+    assert "persistence: unknown on record, persistent now" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        {},
+        {"last_passed": {"replay": "x"}},
+        7,
+        samples.KNOWN.to_json() | {"compared_before": "replay"},
+        samples.KNOWN.to_json() | {"reductions_agreed": "yes"},
+        samples.KNOWN.to_json() | {"last_passed": {"replay": "9"}},
+    ],
+    ids=["empty", "half", "number", "checks", "flag", "step"],
+)
+def test_a_damaged_history_is_no_missing_one(tmp_path: Path, history: object) -> None:
+    run = run_with(tmp_path / "run")
+    rewrite(run, history=history)
+    report = gather(run)
+    assert (report.decided.outcome, report.decided.code) == ("impossible", "")
+    assert standing(report).kind == "unconfirmed"
+    for said in (flat(html(report)), markdown(report)):
+        assert "what was known before is on record, but damaged" in said
 
 
 # The fleet ------------------------------------------------------------------------------------------------------------
