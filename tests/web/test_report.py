@@ -22,6 +22,7 @@ from markdown_it import MarkdownIt
 
 from bitwitness.cli.main import cli
 from bitwitness.evidence import History, Observation
+from bitwitness.examples.plan import Settings
 from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.runfiles import RunFiles
@@ -182,6 +183,17 @@ def test_from_which_checkpoint_the_job_went_on(tmp_path: Path) -> None:
     later = run_with(tmp_path / "later")
     resume(later, 500)
     assert gather(later).page.resumed == -1, "it did not go back"
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("matmul", "drill"), ("none", "replacement")])
+def test_the_fault_of_a_demo_is_a_drill(tmp_path: Path, fault: str, kind: str) -> None:
+    run = run_with(tmp_path / "guarded")
+    Settings(fault, False, 0, 24, 4, 2).write(tmp_path)  # type: ignore[arg-type]  # a text is one of these
+    report = gather(run)
+    assert standing(report).kind == kind
+    for said in (flat(html(report)), markdown(report)):
+        assert ("its fault is the demo's own" in said.replace("\\", "")) == (kind == "drill")
+        assert ("has no record of a fault" in said) == (kind != "drill")
 
 
 # The verdict, again ---------------------------------------------------------------------------------------------------

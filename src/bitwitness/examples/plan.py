@@ -19,6 +19,7 @@ from bitwitness.evidence import Persistence
 from bitwitness.examples.faults import DAMAGE, FaultKind, line
 from bitwitness.examples.ranks import node_name
 from bitwitness.runfiles import read_json, write_json
+from bitwitness.runfiles.demo import DEMO
 
 FaultChoice = Literal[FaultKind, "none"]
 FAULTS: tuple[FaultChoice, ...] = get_args(FaultChoice)
@@ -148,12 +149,12 @@ class Settings:
 
     def write(self, run_dir: Path) -> None:
         """Leave them for the ranks."""
-        write_json(run_dir / "demo.json", asdict(self))
+        write_json(run_dir / DEMO, asdict(self))
 
     @classmethod
     def read(cls, run_dir: Path) -> Settings:
         """What `write` left."""
-        record = read_json(run_dir / "demo.json")
+        record = read_json(run_dir / DEMO)
         return cls(**{name: record[name] for name in cls.__dataclass_fields__})
 
 

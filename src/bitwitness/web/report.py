@@ -17,6 +17,7 @@ from bitwitness.errors import ConfigurationError, NotFound, RunFilesError
 from bitwitness.fleet.kept import Book
 from bitwitness.fleet.state import State
 from bitwitness.runfiles import Incident, RunFiles, digest_file, read_incident, utc_now
+from bitwitness.runfiles.demo import demo_fault
 from bitwitness.store import queries
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Importer
@@ -71,6 +72,7 @@ class Report:
         files: the evidence, with digests as of now.
         injected: faults that were injected on purpose and belong to this incident.
         recorded: whether the run has records of such faults at all, of this incident or not.
+        demo: whether the run is a training of `bitwitness demo`, whose fault is its own.
         strikes, denied: of the named devices in this run.
         fleet: whether the state of a fleet controller was given.
         incidents: of this run, oldest first; this one is among them.
@@ -87,6 +89,7 @@ class Report:
     files: tuple[Evidence, ...]
     injected: tuple[DrillRow, ...]
     recorded: bool
+    demo: bool
     strikes: tuple[StrikeRow, ...]
     denied: tuple[str, ...]
     fleet: bool
@@ -140,6 +143,7 @@ def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Re
         files=tuple(_evidence(found.path)),
         injected=tuple(one for one in drills if one.incident == found.path.name),
         recorded=(files.path / INJECTED).is_dir(),
+        demo=bool(demo_fault(files.path.resolve())),
         strikes=strikes,
         denied=denied,
         fleet=fleet is not None,

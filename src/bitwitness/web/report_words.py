@@ -33,11 +33,18 @@ class Standing:
 def standing(report: Report) -> Standing:
     """What the report is good for."""
     one = report.page.incident
-    if one.judgement == "drill" or report.injected:
+    if one.judgement == "drill":
         return Standing(
             "drill",
             "Drill: a fault that was injected on purpose",
             "A fault was injected on purpose here. This is no request for a replacement (RMA): it says nothing about any device.",
+        )
+    if report.demo:
+        return Standing(
+            "drill",
+            "Drill: the fault of a demo",
+            "This run is a training of `bitwitness demo`, and its fault is the demo's own, injected on purpose. This is no request for a "
+            "replacement (RMA): it says nothing about any device.",
         )
     if one.judgement == "false alarm":
         return Standing(
@@ -49,8 +56,8 @@ def standing(report: Report) -> Standing:
         return Standing(
             "nobody",
             "Silent data corruption, nobody is named",
-            "Wrong numbers were found, and the evidence does not say where they came from. This report names no device and no node, and "
-            "is no request for a replacement (RMA).",
+            "This is the report of an unattributed incident: wrong numbers were found, and the evidence does not say where they came from. "
+            "It names no device and no node, and is no request for a replacement (RMA).",
         )
     if report.decided.outcome in ("different", "impossible"):
         return Standing(
@@ -142,6 +149,15 @@ def not_proved(report: Report) -> Iterator[str]:
         "Results are compared by digests that the ranks computed themselves. This report is not signed: whoever can write to the "
         "directory of the run can change what it is made from. The digests of the files beside the incident are those of the moment it was made."
     )
+
+
+def injected(report: Report) -> str:
+    """Whether anything was injected on purpose, where no record of it belongs to this incident."""
+    if report.demo:
+        return "The run is a training of `bitwitness demo`, which injects its fault itself and keeps no record of it."
+    if report.recorded:
+        return "The run has records of faults that were injected on purpose; none of them belongs to this incident, as far as is on record."
+    return "The run has no record of a fault that was injected on purpose."
 
 
 def settle(report: Report) -> Iterator[str]:
