@@ -142,8 +142,8 @@ def test_open_is_what_nobody_has_judged_and_no_person_has_acted_upon_wherever_it
         filling.incident(run, f"named-{place}", named=who, judgement=judgement)
         filling.incident(run, f"nobody-{place}", candidates=who, judgement=judgement)
     for place in range(250):
-        late = {"time": f"2026-11-29T12:{place // 60:02d}:{place % 60:02d}.500Z", "acted": True}
-        filling.incident(run, f"acted-{place}", named=who, **late)
+        late = f"2026-11-29T12:{place // 60:02d}:{place % 60:02d}.500Z"
+        filling.incident(run, f"acted-{place}", named=who, time=late, acted=True)
     page = queries.runs_page(filling.database, now=NOW)
     assert (page.attributed, page.unattributed) == (1, 1)
     assert sorted(one.id for one in page.incidents) == ["named-0", "nobody-0"], "whatever is newer hides none"
@@ -375,7 +375,7 @@ def test_what_is_not_there_is_told_by_its_name(filling: Filling) -> None:
         queries.incident_page(filling.database, run, "nope")
     with pytest.raises(NotFound, match="there is no incident 'nope'"):
         queries.find_incident(filling.database, "nope")
-    with pytest.raises(NotFound, match="nothing is known of a device 'GPU-x'"):
+    with pytest.raises(NotFound, match="there is nothing about a device 'GPU-x'"):
         queries.device_page(filling.database, "GPU-x")
 
 

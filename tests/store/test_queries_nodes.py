@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bitwitness.errors import NotFound
 from bitwitness.store import queries, tables
 from bitwitness.store.pages import NodeRow, StrikeRow
 from tests.store.filling import TIME, Filling, names
@@ -139,6 +140,65 @@ def test_a_device_is_followed_through_renames_and_other_ranks(filling: Filling) 
     assert queries.device_page(filling.database, "GPU-2", now=NOW).strikes == ()
 
 
+def test_a_node_answers_for_the_devices_that_are_in_it_now(filling: Filling) -> None:
+    old, new = filling.run("old"), filling.run("new", imported=TIME, grew="2026-11-29T12:59:59.000Z", pace=0.5)
+    filling.node("n1", "n2")
+    filling.stays(old, (0, "n1", "GPU-n1-0"), (1, "n2", "GPU-n2-0"), last="2026-11-28T00:00:00.000Z")
+    filling.incident(old, "i-1", named=[(0, "n1", "GPU-n1-0")], time="2026-11-28T00:00:00.000Z")
+    assert (node(filling, "n1").state, node(filling, "n2").state) == ("suspected", "unknown")
+    filling.stays(new, (0, "n1", "GPU-new"), (1, "n2", "GPU-n1-0"))
+    assert node(filling, "n2").state_text == "Holds GPU-n1-0, named by 1 incident on n1: nothing is proposed."
+    assert (node(filling, "n2").state, node(filling, "n2").strikes) == ("suspected", 1)
+    left = "GPU-n1-0, which 1 incident named here, has left: it was last seen in n2."
+    assert node(filling, "n1").state_text == f"1 run trains on it now. {left}"
+    assert (node(filling, "n1").state, node(filling, "n1").strikes) == ("in service", 0)
+    for name in ("n1", "n2"):
+        (one,) = queries.node_page(filling.database, name, now=NOW).strikes
+        assert (one.device, one.node, one.now, one.counts) == ("GPU-n1-0", "n1", "n2", True)
+    device = queries.device_page(filling.database, "GPU-n1-0", now=NOW)
+    assert device.row == node(filling, "n2")
+    assert queries.device_page(filling.database, "GPU-new", now=NOW).row == node(filling, "n1")
+    _, rows = queries.export(filling.database, "nodes")
+    assert {row[0]: row[4] for row in rows} == {"n1": 0, "n2": 1}
+    filling.quarantine(old, 0, "clear", "GPU-n1-0", time=LATER)
+    assert {node(filling, name).state for name in ("n1", "n2")} == {"in service"}
+    assert "has left" not in node(filling, "n1").state_text
+
+
+def test_a_node_that_is_called_otherwise_keeps_what_its_devices_have(filling: Filling) -> None:
+    run = filling.run()
+    filling.node("n1", "n1-new")
+    filling.incident(run, "i-1", named=[(0, "n1", "GPU-a"), (1, "n1", "GPU-b")])
+    filling.incident(run, "i-2", named=[(0, "n1", "GPU-a")])
+    filling.stays(run, (0, "n1-new", "GPU-a"), (1, "n1-new", "GPU-b"), last=LATER)
+    found = node(filling, "n1-new")
+    assert (found.state, found.strikes) == ("suspected", 2)
+    assert found.state_text.startswith(
+        "Holds GPU-a, named by 2 incidents on n1, and holds GPU-b, named by 1 incident on n1"
+    )
+    assert (node(filling, "n1").state, node(filling, "n1").strikes) == ("unknown", 0)
+
+
+def test_a_device_without_an_identity_stays_with_the_name_of_its_node(filling: Filling) -> None:
+    run = filling.run()
+    filling.node("n1", "n2")
+    for place, device in enumerate(("n1/cpu-0", "")):
+        filling.stays(run, (place, "n1", device), last=TIME)
+        filling.stays(run, (place, "n2", device), last=LATER)
+        filling.incident(run, f"i-{place}", named=[(place, "n1", device)])
+    assert (node(filling, "n1").strikes, node(filling, "n2").strikes) == (2, 0)
+    assert node(filling, "n1").state_text == "Named by 2 incidents: nothing is proposed."
+
+
+def test_a_device_that_has_left_its_job_and_was_seen_nowhere_else_is_still_in_its_node(filling: Filling) -> None:
+    run = filling.run()
+    filling.node("n1", "spare")
+    filling.stays(run, (0, "n1", "GPU-1"), current=False)
+    filling.stays(run, (0, "spare", "GPU-s"), last=LATER)
+    filling.incident(run, "i-1", named=[(0, "n1", "GPU-1")])
+    assert (node(filling, "n1").state, node(filling, "spare").state) == ("suspected", "unknown")
+
+
 def test_quarantines_that_hold_for_a_node_are_those_of_its_devices_too(filling: Filling) -> None:
     run, other = filling.run("job"), filling.run("other")
     filling.stays(other, (0, "node-b", "GPU-1"))
@@ -160,9 +220,9 @@ def test_quarantines_that_hold_for_a_node_are_those_of_its_devices_too(filling: 
     assert queries.node_page(filling.database, "node-b", now=NOW).denied == (device,)
     assert queries.node_page(filling.database, "node-a", now=NOW).denied == (
         f"run other denies node node-a since {LATER}: by hand",
-        device,
-    )
-    assert (node(filling).state, node(filling).quarantined) == ("held", 2)
+    ), "the device has left"
+    assert (node(filling).state, node(filling).quarantined) == ("held", 1)
+    assert (node(filling, "node-b").state, node(filling, "node-b").quarantined) == ("held", 1)
 
 
 # The fleet ------------------------------------------------------------------------------------------------------------
@@ -218,6 +278,30 @@ def test_a_node_that_the_fleet_alone_knows_has_a_page(filling: Filling) -> None:
     assert (page.row.state, page.row.devices, page.row.seen) == ("out", 0, "")
     assert page.row.state_text == "Taken out of service (drain): rank 3 alone differs."
     assert len(page.proposals) == 1
+
+
+def test_what_the_fleet_alone_knows_of_a_device_is_on_its_page(filling: Filling) -> None:
+    controller = filling.controller()
+    filling.proposal(controller, 1, "n1", incident="gone", devices=["GPU-n1-0"], status="nothing", act="")
+    filling.proposal(controller, 2, "n9", incident="gone-too", devices=["GPU-\N{LATIN SMALL LETTER E WITH ACUTE}%"])
+    filling.audit(controller, 1, "proposed", node="n1", incident="gone")
+    naming = {"controller_id": controller, "number": 1, "incident": "gone", "device": "GPU-n1-0", "node": "n1"}
+    filling.add(tables.namings, naming, naming | {"number": 2, "device": "GPU-cleared", "cleared": LATER, "node": "n3"})
+    page = queries.device_page(filling.database, "GPU-n1-0", now=NOW)
+    (one,) = page.strikes
+    assert (one.incident, one.run, one.node, one.now, one.counts) == ("gone", 0, "n1", "n1", True)
+    assert [(each.incident, each.imported) for each in page.proposals] == [("gone", False)]
+    assert [each.what for each in page.history] == ["proposed"]
+    assert page.row == node(filling, "n1")
+    assert (page.row.state, page.row.strikes) == ("suspected", 1)
+    only_proposed = queries.device_page(filling.database, "GPU-\N{LATIN SMALL LETTER E WITH ACUTE}%", now=NOW)
+    assert [each.incident for each in only_proposed.proposals] == ["gone-too"]
+    (cleared,) = queries.device_page(filling.database, "GPU-cleared", now=NOW).strikes
+    assert (cleared.counts, cleared.cleared) == (False, f"cleared in the fleet at {LATER}")
+    assert queries.node_page(filling.database, "n3", now=NOW).strikes == (cleared,)
+    assert all(not each.imported for each in queries.fleet_page(filling.database, now=NOW).acting)
+    with pytest.raises(NotFound, match="no run that was imported was on it"):
+        queries.device_page(filling.database, "GPU-%", now=NOW)
 
 
 # Drills ---------------------------------------------------------------------------------------------------------------

@@ -282,9 +282,9 @@ def node_page(**changes: Any) -> pages.NodePage:
         for slot in (0, 1)
     )
     strikes = (
-        pages.StrikeRow(at(3_370), incident().id, 1, "gpt-7b-001", 4, "GPU-8f2e6a31", "node-2", "persistent", True, "", ""),
+        pages.StrikeRow(at(3_370), incident().id, 1, "gpt-7b-001", 4, "GPU-8f2e6a31", "node-2", "persistent", True, "", "", now="node-2"),
         pages.StrikeRow(at(1_200), "20261130T062000Z-0000aa", 2, "gpt-7b-002", 5, "GPU-8f2e6a30", "node-2", "transient", False,
-                        "ada@ops-1 cleared it 2026-11-30: card replaced", ""),
+                        "ada@ops-1 cleared it 2026-11-30: card replaced", "", now="node-2"),
     )  # fmt: skip
     row = pages.NodeRow("node-2", "waits for approval", "A drain waits for a person's approval.", 2, 1, 1, 1, at(5_000))
     made = pages.NodePage(
@@ -304,7 +304,7 @@ def fleet_page(**changes: Any) -> pages.FleetPage:
     made = pages.FleetPage(
         states={state: index + 1 for index, state in enumerate(states)}, nodes=nodes, total=len(nodes), page=1, pages=1, query="",
         waiting=(proposal(),), acting=(proposal(key=18, waits=False, node="node-5", status="held", hold="budget", why="Two of two nodes of this hour are used."),),
-        controllers=({"folder": "/var/lib/bitwitness", "mode": "act", "cluster": "slurm", "last round": at(5_390), "alive": "alive: its last round was 12 s ago"},),
+        controllers=({"id": "1", "path": "/var/lib/bitwitness", "mode": "act", "cluster": "slurm", "life": "running", "text": "running on ops-1, last round 12 s ago", "last_round": at(5_390), "seen": at(5_391)},),
         todo=("node-9 came back into service with a condemned device: take it out again",), history=(audit(),),
     )  # fmt: skip
     return dataclasses.replace(made, **changes)

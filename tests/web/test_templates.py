@@ -103,8 +103,8 @@ def test_a_page_of_extreme_losses_is_drawn(low: float, caplog: pytest.LogCapture
 def test_a_figure_that_cannot_be_drawn_leaves_the_page_standing_and_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    series: Any = dataclasses.replace(records.series(), loss=("no number\n",) * 400)
-    text = drawn("run", records.run_page(series=series))
+    wrong: Any = ("no number\n",) * 400
+    text = drawn("run", records.run_page(series=dataclasses.replace(records.series(), loss=wrong)))
     page = Page(text)
     assert page.faults == []
     assert "The chart of the run could not be drawn" in "".join(one.text for one in page.every("main"))
@@ -114,6 +114,42 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_page_standing_and_one_line_in_
     assert "TypeError" in line
     assert "\n" not in line
     assert caplog.records[0].exc_info is None
+
+
+def test_what_counts_against_a_device_is_said_where_it_is_and_not_where_it_was() -> None:
+    strike = dataclasses.replace(records.node_page().strikes[0], now="node-7")
+    text = drawn("node", records.node_page(strikes=(strike,), proposals=(), denied=()))
+    assert "No strike counts against a device that is in it now" in text
+    assert "1 strike of devices that were in it counts where these are now" in " ".join(
+        Page(text).every("main")[0].text.split()
+    )
+    row = dataclasses.replace(records.fleet_page().nodes[0], name="node-7", state_text="Nothing is held against it.")
+    text = drawn(
+        "node",
+        records.node_page(kind="device", name="GPU-8f2e6a31", row=row, strikes=(strike,), proposals=(), denied=()),
+    )
+    assert "1 strike</b> that counts" in text
+    assert "Nothing is held against it" not in text
+    assert "Last seen in" in text
+
+
+def test_an_incident_that_was_not_imported_is_named_and_not_linked() -> None:
+    strike = pages.StrikeRow("", "gone-1", 0, "", -1, "GPU-1", "node-2", "unknown", True, "", "", now="node-2")
+    gone = records.proposal(incident="gone-1", imported=False)
+    for text in (
+        drawn("node", records.node_page(strikes=(strike,), proposals=(gone,))),
+        drawn("fleet", records.fleet_page(waiting=(gone,), acting=())),
+    ):
+        assert "not imported here" in text
+        assert "gone-1" in text
+        assert not [one for one in Page(text).every("a") if "gone-1" in one.attributes.get("href", "")]
+
+
+def test_what_is_said_of_a_controller_has_names_that_people_read() -> None:
+    text = main_of(drawn("fleet", records.fleet_page()))
+    assert {"How it is", "Last round", "Folder of its state"} <= set(re.findall(r"<dt>([^<]*)</dt>", text))
+    assert "last_round" not in text
+    assert "<dt>life" not in text
 
 
 def test_a_page_of_far_too_much_stays_small() -> None:

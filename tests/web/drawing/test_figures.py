@@ -109,7 +109,7 @@ def test_a_bar_is_filled_to_its_end_and_shows_whatever_is_there(seed: int) -> No
 
 def test_a_bar_of_a_run_whose_steps_nobody_knows_is_a_gap() -> None:
     assert [part.cell for part in drawing.bar(pages.Coverage("replay", 0, 0, 0, 0, -1)).parts] == ["gap"]
-    assert drawing.bar(pages.Coverage("replay", 12, 0, 0, 10, 3)).share == 1.0
+    assert drawing.bar(pages.Coverage("replay", 12, 0, 0, 10, 3)).share is None, "an error is not hidden"
 
 
 # The chart -----------------------------------------------------------------------------------------------------------
@@ -305,7 +305,8 @@ def extreme_run(chance: random.Random) -> pages.RunPage:
 
     steps = sorted(chance.choice((0, 1, 2, 10**6, 2**62)) for _ in range(many))
     series = pages.Series(
-        tuple(steps), tuple(steps), *(values() for _ in range(6)), tuple(chance.choice((0, 1)) for _ in range(many)), values()
+        tuple(steps), tuple(steps), values(), values(), values(), values(), values(), values(),
+        tuple(chance.choice((0, 1)) for _ in range(many)), values(),
     )  # fmt: skip
     marks = tuple(pages.Mark(chance.choice((-1, 0, 7, 2**62)), "", "checkpoint", "") for _ in range(2))
     kinds: tuple[pages.Cell, ...] = ("gap", "passed", "failed")
@@ -339,9 +340,9 @@ def test_every_figure_is_finite_whatever_is_on_record(seed: int) -> None:
         for _ in range(12)
     )
     ring = drawing.ring(records.incident_page(observations=observations[: chance.randint(0, 12)], world_size=-1))
-    counts = [chance.choice((-1, 0, 1, 2**62)) for _ in range(4)]
+    passed, unverified, failed, every = (chance.choice((-1, 0, 1, 2**62)) for _ in range(4))
     figures = (
-        made, drawing.axis(run), drawing.lifeline(life), ring, drawing.bar(pages.Coverage("replay", *counts, 3)),
+        made, drawing.axis(run), drawing.lifeline(life), ring, drawing.bar(pages.Coverage("replay", passed, unverified, failed, every, 3)),
         *(drawing.ledger(one, made.steps) for one in run.maps),
     )  # fmt: skip
     numbers = list(every_number(figures))

@@ -36,8 +36,10 @@ class StrikeRow:
     """An incident that named a device.
 
     Attributes:
-        time, incident, run, run_name, run_path, rank: when, which, in which run, under which rank.
+        time, incident, run, run_name, run_path, rank: when, which, in which run, under which rank. Of an incident that was not imported
+            here, and that only a controller of the fleet has on record, run is 0, rank -1, and the time and the names are "".
         device, node: what was named, and where it was then.
+        now: the node in which the device was seen last.
         persistence: `transient`, `persistent` or `unknown`.
         counts: whether it still counts; why not is in `cleared`.
         cleared: who cleared it when and why, or "".
@@ -56,6 +58,7 @@ class StrikeRow:
     cleared: str
     judgement: Judgement
     run_path: str = ""
+    now: str = ""
 
 
 NodeState = Literal["in service", "out", "acting", "waits for approval", "held", "suspected", "unclear", "unknown"]
@@ -72,9 +75,9 @@ class NodeRow:
         name: of the node.
         state, state_text: as far as bitwitness knows.
         devices: how many were seen on it.
-        strikes: that count.
+        strikes: incidents that count against a device that is in it now.
         involved: unattributed incidents in which it was a candidate: no blame.
-        quarantined: in how many runs it or a device of it is denied.
+        quarantined: in how many runs it or a device that is in it now is denied.
         seen: when a rank was last seen on it.
     """
 
@@ -95,11 +98,11 @@ class NodePage:
     Attributes:
         kind: `node` or `device`.
         name: its name or identity.
-        row: of the node; None for a device that is nowhere now.
+        row: of the node; for a device, of that in which it was seen last, None where nobody has.
         stays: which devices were there (of a node), or where it was (of a device), newest first.
-        strikes: newest first.
+        strikes: of a node those of the devices that are in it now, and of those that were in it when they were named; newest first.
         involved: unattributed incidents in which it was a candidate, newest first; no blame.
-        denied: quarantines that deny it now, a sentence each.
+        denied: quarantines that deny it now, or a device that is in it now, a sentence each.
         proposals: of the fleet, newest first.
         history: who did what about it, newest first.
     """

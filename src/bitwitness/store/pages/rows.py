@@ -204,6 +204,7 @@ class ProposalRow:
         controller: key of the controller in this database; stands, with `key`, in the address of an answer.
         question: by what it is answered on a command line (`bitwitness fleet approve`); "" while nothing is asked.
         state: folder of the controller's state.
+        imported: whether the incident is in this database, so that it has a page.
     """
 
     key: int
@@ -223,3 +224,4 @@ class ProposalRow:
     controller: int = 0
     question: str = ""
     state: str = ""
+    imported: bool = True

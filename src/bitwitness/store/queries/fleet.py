@@ -19,7 +19,7 @@ from bitwitness.store.queries.node_states import Facts, state_of_node
 from bitwitness.store.queries.paging import part, searched
 from bitwitness.store.queries.rows import PROPOSALS, fleet_audit, proposal_row
 from bitwitness.store.queries.states import state_of
-from bitwitness.store.queries.strikes import counts, involved, named
+from bitwitness.store.queries.strikes import concerns, denied_where, held, involved
 from bitwitness.store.tables import (
     audit,
     controllers,
@@ -122,22 +122,23 @@ def node_rows(connection: sa.Connection, now: datetime | None, only: str | None 
         return facts.setdefault(name, Facts(name))
 
     for row in connection.execute(_known(nodes.c.name, only, sa.select(nodes))):
-        one = of(row._mapping["name"])
-        one.devices, one.seen = row.devices, row.seen
+        known = of(row._mapping["name"])
+        known.devices, known.seen = row.devices, row.seen
     for row in connection.execute(_newest_proposals(only)):
         of(row.node).proposals.append(row)
     for row in connection.execute(_cleared(only)):
         of(row.node).returned = row.time
-    for row in connection.execute(_namings(only)):
-        of(row.node).strikes = row.strikes
+    for one in held(connection, only):
+        of(one.now).held.append(one)
+        if one.then != one.now:
+            of(one.then).left.append(one)
     for row in connection.execute(_involvements(only)):
         of(row.node).involved = row.incidents
     for row in connection.execute(_denials(only)):
         of(row.node).denied = row.runs
     for row in connection.execute(_training(only, now)):
         of(row.node).training = row.runs
-    facts.pop("", None)
-    made = [_row(one) for one in facts.values()]
+    made = [_row(one) for name, one in facts.items() if name and only in (None, name)]
     return sorted(made, key=lambda one: (_ORDER.index(one.state), -one.strikes, -one.involved, one.name))
 
 
@@ -170,16 +171,6 @@ def _cleared(only: str | None) -> sa.Select[Any]:
     return _known(audit.c.node, only, query).group_by(audit.c.node)
 
 
-def _namings(only: str | None) -> sa.Select[Any]:
-    many = sa.func.count(sa.distinct(incident_ranks.c.incident_id)).label("strikes")
-    query = (
-        sa.select(incident_ranks.c.node, many)
-        .join(incidents, incidents.c.id == incident_ranks.c.incident_id)
-        .where(named(), counts())
-    )
-    return _known(incident_ranks.c.node, only, query).group_by(incident_ranks.c.node)
-
-
 def _involvements(only: str | None) -> sa.Select[Any]:
     many = sa.func.count(sa.distinct(incident_ranks.c.incident_id)).label("incidents")
     query = (
@@ -191,8 +182,10 @@ def _involvements(only: str | None) -> sa.Select[Any]:
 
 
 def _denials(only: str | None) -> sa.Select[Any]:
-    where = sa.case((denied.c.kind == "node", denied.c.name), else_=denied.c.node)
+    where: sa.ColumnElement[Any] = denied_where()
     query = sa.select(where.label("node"), sa.func.count(sa.distinct(denied.c.run_id)).label("runs"))
+    if only is not None:
+        query = query.where(sa.or_(denied.c.name == only, concerns(denied.c.name, denied.c.node, only)))
     return _known(where, only, query).group_by(where)
 
 

@@ -6,10 +6,12 @@ blame. And nobody is `in service` because nothing is known: only where a run tra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bitwitness.store.pages import NodeState
+from bitwitness.store.queries.strikes import Held
 
 
 @dataclass(slots=True)
@@ -22,9 +24,10 @@ class Facts:
         seen: when a rank was last seen on it.
         proposals: those that are not at their end, and the one that changed last, newest first.
         returned: when a person last returned it to service, or "".
-        strikes: incidents that name it, and still count.
+        held: strikes that count against devices that are in it now.
+        left: likewise against devices that were in it when they were named, and were seen elsewhere since.
         involved: unattributed incidents in which it was a candidate.
-        denied: runs whose quarantine denies it or a device of it.
+        denied: runs whose quarantine denies it or a device that is in it now.
         training: runs that train on it now.
     """
 
@@ -33,12 +36,20 @@ class Facts:
     seen: str = ""
     proposals: list[Any] = field(default_factory=list)
     returned: str = ""
-    strikes: int = 0
+    held: list[Held] = field(default_factory=list)
+    left: list[Held] = field(default_factory=list)
     involved: int = 0
     denied: int = 0
     training: int = 0
 
+    @property
+    def strikes(self) -> int:
+        """How many incidents name a device that is in it now, and still count."""
+        return _many(self.held)
 
+
+_DEVICES = 3
+"""Devices that are told of by name."""
 _OUT = ("done", "already out")
 _LIVE: dict[str, tuple[NodeState, str]] = {
     "unclear": ("unclear", "It may have been taken out or not, and a person must look"),
@@ -51,7 +62,12 @@ _URGENCY = ("waits", *_LIVE)
 
 
 def state_of_node(one: Facts) -> tuple[NodeState, str]:
-    """The state of a node, and the same in a sentence."""
+    """The state of a node, and the same in a sentence; in another one what has left it."""
+    state, text = _state(one)
+    return state, f"{text} {_left(one.left)}" if one.left else text
+
+
+def _state(one: Facts) -> tuple[NodeState, str]:
     live = [each for each in one.proposals if _live(each) and each.act]
     if live:
         return _of_live(min(live, key=lambda each: _URGENCY.index(_live(each))))
@@ -83,7 +99,39 @@ def _of_live(one: Any) -> tuple[NodeState, str]:
 
 
 def _named(one: Facts) -> str:
-    return f"Named by {one.strikes} incident{'s' * (one.strikes != 1)}"
+    """By whom it is named, and what it holds that was named elsewhere."""
+    here, brought = ([each for each in one.held if (each.then == one.name) == same] for same in (True, False))
+    said = [f"named by {_incidents(_many(here))}"] if here else []
+    said += [
+        f"holds {each.device}, named by {_incidents(_many([each]))} on {each.then or 'a node that is not on record'}"
+        for each in brought[:_DEVICES]
+    ]
+    more = len(brought) - _DEVICES
+    said += (
+        [f"holds {more} more device{'s' * (more > 1)} that {'were' if more > 1 else 'was'} named elsewhere"]
+        if more > 0
+        else []
+    )
+    text = ", and ".join(said)
+    return f"{text[0].upper()}{text[1:]}"  # a word of ours, never a name
+
+
+def _left(every: Sequence[Held]) -> str:
+    """What was named here, and counts against it no more."""
+    said = [
+        f"{one.device}, which {_incidents(_many([one]))} named here, has left: it was last seen in {one.now}"
+        for one in every[:_DEVICES]
+    ]
+    more = len(every) - _DEVICES
+    return "; ".join(said) + (f"; so {'have' if more > 1 else 'has'} {more} more" if more > 0 else "") + "."
+
+
+def _many(held: Sequence[Held]) -> int:
+    return len({incident for one in held for incident in one.incidents})
+
+
+def _incidents(many: int) -> str:
+    return f"{many} incident{'s' * (many != 1)}"
 
 
 def _so_far(newest: Any, one: Facts) -> str:

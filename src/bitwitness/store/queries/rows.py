@@ -88,8 +88,7 @@ def _coverage(row: Any, kept: Mapping[str, Any]) -> Mapping[str, Coverage]:
     made = max(made, row.world_size * (row.step + 1))
     covered = {check: Coverage(check, 0, 0, 0, made, -1) for check in checks_wanted(row.policy)}
     for check, one in kept.items():
-        told = one.passed + one.unverified + one.failed
-        covered[check] = Coverage(check, one.passed, one.unverified, one.failed, max(made, told), one.last)
+        covered[check] = Coverage(check, one.passed, one.unverified, one.failed, made, one.last)
     return covered
 
 
@@ -116,7 +115,8 @@ INCIDENTS = sa.select(incidents, runs.c.name.label("run_name"), runs.c.path.labe
 
 def is_open() -> sa.ColumnElement[bool]:
     """Whether an incident waits for a person: nobody has judged it, and no person has acted because of it. Counted, listed and told by
-    this everywhere; of a single one `IncidentRow.open` says it."""
+    this everywhere; of a single one `IncidentRow.open` says it.
+    """
     return sa.and_(incidents.c.judgement == "", ~incidents.c.acted)
 
 
@@ -206,9 +206,11 @@ def _in_words(one: Any) -> str:
 # The fleet, and who did what ------------------------------------------------------------------------------------------
 
 
-PROPOSALS = sa.select(proposals, controllers.c.path.label("state")).join(
-    controllers, controllers.c.id == proposals.c.controller_id
-)
+PROPOSALS = sa.select(
+    proposals,
+    controllers.c.path.label("state"),
+    sa.exists().where(incidents.c.name == proposals.c.incident).correlate(proposals).label("imported"),
+).join(controllers, controllers.c.id == proposals.c.controller_id)
 """What `proposal_row` takes; a page adds which, in which order, and how many."""
 
 
@@ -232,6 +234,7 @@ def proposal_row(row: Any) -> ProposalRow:
         controller=row.controller_id,
         question=row.question,
         state=row.state,
+        imported=bool(row.imported),
     )
 
 

@@ -45,9 +45,9 @@ def runs_page(
     """
     text = searched(query)
     is_now = state_of(now)
-    wanted = [runs_that_match(text)] if text else []
-    wanted += [is_now == searched(state)] if state else []
+    wanted: list[sa.ColumnElement[bool]] = [is_now == searched(state)] if state else []
     with database.read() as connection:
+        wanted += [runs.c.id.in_(runs_that_match(connection, text))] if text else []
         total = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*wanted)) or 0
         shown = part(total, page, size)
         rank = sa.case((runs.c.open > 0, 0), (is_now.in_(("training", "silent")), 1), else_=2)

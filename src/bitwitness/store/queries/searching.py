@@ -15,12 +15,15 @@ from bitwitness.store.pages import Found
 from bitwitness.store.queries.paging import contains
 from bitwitness.store.tables import incident_ranks, incidents, nodes, runs, stays
 
+_RUNS = 20_000
 _MOST = 10
 """Of each kind that are listed by name."""
 
 
-def runs_that_match(text: str) -> sa.ColumnElement[bool]:
-    """Whether name, path, id or job of a run holds this text, or the name of a node or device that it was on, or the id of an incident."""
+def runs_that_match(connection: sa.Connection, text: str) -> list[int]:
+    """Keys of the runs whose name, path, id or job holds this text, or the name of a node or device that they were on, or the id of an
+    incident of theirs; of very many the newest.
+    """
     was_on = sa.select(stays.c.run_id).where(
         sa.or_(stays.c.node.in_(_nodes(text)), stays.c.device.in_(_devices(text).where(_device.c.name != "")))
     )
@@ -29,12 +32,13 @@ def runs_that_match(text: str) -> sa.ColumnElement[bool]:
         sa.or_(incident_ranks.c.node == text, incident_ranks.c.device == text)
     )
     hit = sa.select(incidents.c.run_id).where(contains(text, incidents.c.name))
-    return sa.or_(
+    wanted = sa.or_(
         contains(text, runs.c.name, runs.c.path, runs.c.run, runs.c.job),
         runs.c.id.in_(was_on),
         runs.c.id.in_(then),
         runs.c.id.in_(hit),
     )
+    return list(connection.scalars(sa.select(runs.c.id).where(wanted).order_by(runs.c.id.desc()).limit(_RUNS)))
 
 
 def found_by_name(connection: sa.Connection, text: str) -> tuple[Found, ...]:

@@ -2,18 +2,105 @@
 
 What counts is what was found by chance, and not answered since. A drill, and what a person has called a false alarm, say nothing
 of the device; where the fleet has an account of an incident, a hand-clear there decides, else one in the quarantine of the run.
+
+It counts against the device, wherever that is now: a node answers for the devices that are in it, whatever it was called when they were
+named, and for none that was seen elsewhere since. A device that has no identity of its own stays with the name of its node.
+
+Of an incident that was not imported here, what a controller of the fleet has on record stands for it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from bitwitness.store.pages import StrikeRow
-from bitwitness.store.tables import incident_ranks, incidents, namings, quarantine, runs
+from bitwitness.store.tables import denied, incident_ranks, incidents, namings, quarantine, runs, stays
 
 _MOST = 200
+_NAMINGS = 50_000
+_ANONYMOUS = "/cpu-"
+"""In what a device is called that has no identity of its own: `node/cpu-0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Strikes that count against one device.
+
+    Attributes:
+        device: it, or "".
+        then: the node that it was in when it was named.
+        now: the node that it was seen in last.
+        incidents: that name it.
+    """
+
+    device: str
+    then: str
+    now: str
+    incidents: frozenset[tuple[int, str]]
+
+
+# Where a device is ----------------------------------------------------------------------------------------------------
+
+
+def place_of(device: sa.ColumnElement[str], then: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """The node in which a device was seen last; the one of that time where it has no identity of its own, or nobody has seen it since."""
+    where = (
+        sa.select(stays.c.node)
+        .where(stays.c.device == device, stays.c.node != "")
+        .order_by(stays.c.last.desc(), stays.c.id.desc())
+        .limit(1)
+        .correlate_except(stays)
+        .scalar_subquery()
+    )
+    known = sa.and_(device != "", ~device.contains(_ANONYMOUS, autoescape=True))
+    return sa.case((known, sa.func.coalesce(where, then)), else_=then)
+
+
+def concerns(device: sa.ColumnElement[str], then: sa.ColumnElement[str], node: str) -> sa.ColumnElement[bool]:
+    """Whether what names a device can concern a node: it was there then, or some time."""
+    return sa.or_(then == node, device.in_(sa.select(stays.c.device).where(stays.c.node == node, stays.c.device != "")))
+
+
+def denied_where() -> sa.ColumnElement[str]:
+    """The node that a row of `denied` keeps out now: itself, or that in which the device is."""
+    return sa.case((denied.c.kind == "node", denied.c.name), else_=place_of(denied.c.name, denied.c.node))
+
+
+def held(connection: sa.Connection, node: str | None = None) -> list[Held]:
+    """What counts, by device: of all nodes, or only what concerns one of them, whether the device is in it still or has left."""
+    found: dict[tuple[str, str, str], set[tuple[int, str]]] = defaultdict(set)
+    here = place_of(incident_ranks.c.device, incident_ranks.c.node).label("now")
+    columns = (incident_ranks.c.device, incident_ranks.c.node, here, incident_ranks.c.run_id, incidents.c.name)
+    query = (
+        sa.select(*columns)
+        .join(incidents, incidents.c.id == incident_ranks.c.incident_id)
+        .where(named(), counts())
+        .limit(_NAMINGS)
+    )
+    if node is not None:
+        query = query.where(concerns(incident_ranks.c.device, incident_ranks.c.node, node))
+    for device, then, now, run, name in connection.execute(query):
+        found[device, then, now].add((run, name))
+    where = [] if node is None else [concerns(namings.c.device, namings.c.node, node)]
+    for row in connection.execute(_elsewhere(*where, namings.c.cleared == "").limit(_NAMINGS)):
+        found[row.device, row.node, row.now].add((0, row.incident))
+    every = [Held(*who, frozenset(which)) for who, which in sorted(found.items())]
+    return every if node is None else [one for one in every if node in (one.then, one.now)]
+
+
+def _elsewhere(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Namings of the fleet whose incident was not imported here."""
+    imported = sa.select(incidents.c.id).where(incidents.c.name == namings.c.incident).correlate(namings).exists()
+    now = place_of(namings.c.device, namings.c.node).label("now")
+    columns = (namings.c.incident, namings.c.device, namings.c.node, namings.c.cleared, now)
+    return sa.select(*columns).where(~imported, *where).distinct()
+
+
+# What counts ----------------------------------------------------------------------------------------------------------
 
 
 def named() -> sa.ColumnElement[bool]:
@@ -73,8 +160,16 @@ def _clears() -> sa.Select[Any]:
     )
 
 
-def strikes_of(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[StrikeRow, ...]:
-    """The namings of a device or a node, newest first, also those that do not count."""
+def strikes_of(
+    connection: sa.Connection, where: sa.ColumnElement[bool], not_imported: sa.ColumnElement[bool]
+) -> tuple[StrikeRow, ...]:
+    """The namings of a device or a node, newest first, also those that do not count; last those of incidents that were not imported.
+
+    Args:
+        connection: to the database.
+        where: which rows of `incident_ranks`.
+        not_imported: which rows of `namings`.
+    """
     cleared = (
         sa.select(sa.func.max(namings.c.cleared)).where(*_same_naming()).correlate(incidents, incident_ranks)
     ).scalar_subquery()
@@ -88,6 +183,7 @@ def strikes_of(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tupl
             incident_ranks.c.device,
             incident_ranks.c.node,
             incident_ranks.c.persistence.label("how"),
+            place_of(incident_ranks.c.device, incident_ranks.c.node).label("now"),
             counts().label("counts"),
             cleared.label("cleared"),
             first.label("clear"),
@@ -100,7 +196,25 @@ def strikes_of(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tupl
     )
     found = connection.execute(query).all()
     words = _words(connection, found)
-    return tuple(_strike(row, words) for row in found)
+    others = connection.execute(_elsewhere(not_imported).order_by(namings.c.incident.desc()).limit(_MOST))
+    return (*(_strike(row, words) for row in found), *(_by_fleet(row) for row in others))
+
+
+def _by_fleet(row: Any) -> StrikeRow:
+    return StrikeRow(
+        time="",
+        incident=row.incident,
+        run=0,
+        run_name="",
+        rank=-1,
+        device=row.device,
+        node=row.node,
+        persistence="unknown",
+        counts=row.cleared == "",
+        cleared=f"cleared in the fleet at {row.cleared}" if row.cleared else "",
+        judgement="",
+        now=row.now,
+    )
 
 
 def _strike(row: Any, words: dict[tuple[int, int], str]) -> StrikeRow:
@@ -117,6 +231,7 @@ def _strike(row: Any, words: dict[tuple[int, int], str]) -> StrikeRow:
         counts=bool(row.counts),
         cleared="" if row.counts else _why_not(row, words),
         judgement=row.judgement,
+        now=row.now,
     )
 
 

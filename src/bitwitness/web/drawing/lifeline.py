@@ -55,7 +55,7 @@ class Lifeline:
 def lifeline(page: NodePage) -> Lifeline | None:
     """The line of a node or device; None where no time is known."""
     stays = [(one, _time(one.first), _time(one.last)) for one in page.stays]
-    events = [_strike(one) for one in page.strikes]
+    events = [_strike(one) for one in page.strikes if one.run]  # whatever else is on record has no page, and no time
     events += [
         (_time(one.time), "involved", f"{one.headline}: involved, no blame", one.run, one.id) for one in page.involved
     ]
