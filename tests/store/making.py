@@ -170,6 +170,8 @@ def content(database: Database) -> dict[str, Any]:
         "incident_id",
         "imported",
         "grew",
+        "over",
+        "copy_of",
         "stamp",
         "seen_at",
         "path",

@@ -288,7 +288,7 @@ def test_a_fault_that_strikes_often_is_one_drill(database: Database, tmp_path: P
 def test_the_end_of_a_supervised_run(database: Database, tmp_path: Path) -> None:
     from bitwitness.runfiles.supervision import Session, Stop, SupervisionFiles
 
-    train(make_run(tmp_path / "run"), 1, 0, 3)
+    train(make_run(tmp_path / "run", supervision="s1"), 1, 0, 3)
     supervision = SupervisionFiles(tmp_path / "run")
     supervision.create("s1")
     supervision.write_session(Session("s1"))

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -127,6 +128,18 @@ class Database:
                     raise
         with self.write() as connection:
             return task(connection)
+
+    def now(self) -> datetime:
+        """The time by the one clock that importers and consoles on all machines share: the server's; of SQLite, this machine's.
+
+        Raises:
+            StoreError: it does not answer.
+        """
+        if self.dialect != "postgresql":
+            return datetime.now(UTC)
+        with self.read() as connection:
+            found: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        return found.astimezone(UTC)
 
     def size(self) -> int:
         """Bytes on the disk, as far as the database knows.

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from bitwitness.store.importing_fleet import import_fleet, unreadable
 from bitwitness.store.importing_names import look_of, name_runs
 from bitwitness.store.importing_problems import Problems
 from bitwitness.store.importing_runs import RunImporter
+from bitwitness.store.importing_sources import PATIENCE
 from bitwitness.store.importing_values import digest, stamp, text
 from bitwitness.store.tables import meta, runs
 
@@ -82,7 +83,8 @@ class Importer:
         runs: directories of runs.
         parents: folders of runs, up to two levels deep; new ones are found in each round.
         fleets: state folders of `bitwitness fleet watch`.
-        clock: the time here; that of the writers is never compared with it.
+        clock: the time; the database's where it is None, because whoever reads it there must go by the same one. That of the
+            writers is never compared with it.
     """
 
     def __init__(
@@ -92,13 +94,13 @@ class Importer:
         *,
         parents: Sequence[str | os.PathLike[str]] = (),
         fleets: Sequence[str | os.PathLike[str]] = (),
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
-        self._database, self._clock = database, clock
+        self._database, self._clock = database, clock or database.now
         self._runs = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in runs))
         self._parents = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in parents))
         self._fleets = tuple(dict.fromkeys(Path(os.path.realpath(one)) for one in fleets))
-        self._importer = RunImporter(database, clock)
+        self._importer = RunImporter(database, self._clock)
         self._present: frozenset[Path] | None = None
         self._noted: datetime | None = None
         self._named: object = None
@@ -164,7 +166,7 @@ class Importer:
         """That somebody has looked now: of a run that nobody looks at any more, it cannot be said that it is silent."""
         now = self._clock()
         if self._noted is None or abs(now - self._noted) >= _NOTED_EVERY:
-            self._database.change(lambda connection: upsert(connection, meta, [{"name": "round", "text": stamp(now)}]))
+            self._database.change(lambda connection: _note_round(connection, now))
             self._noted = now
 
     def _now(self) -> str:
@@ -229,6 +231,14 @@ class Importer:
                 logger.exception("%s could not be imported", folder)
             said = str(error) if isinstance(error, BitwitnessError) else f"it is damaged: {error!r}"
             return 0, unreadable(self._database, folder, said, self._now())
+
+
+def _note_round(connection: sa.Connection, now: datetime) -> None:
+    """A clock that was set back leaves times that are yet to come: what was seen then was seen now at the latest."""
+    upsert(connection, meta, [{"name": "round", "text": stamp(now)}])
+    at, latest, before = stamp(now), stamp(now + PATIENCE), stamp(now - PATIENCE)
+    for column, limit, most in ((runs.c.grew, at, at), (runs.c.imported, at, before), (runs.c.over, latest, latest)):
+        connection.execute(sa.update(runs).where(column > limit).values({column.name: most}))
 
 
 def runs_below(parent: Path) -> Iterator[Path]:

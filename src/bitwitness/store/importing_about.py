@@ -57,7 +57,6 @@ def write_about(connection: sa.Connection, run: int, record: Mapping[str, Any]) 
         "job": name(record.get("scheduler_job")),
         "started": _first(connection, run, moment(record.get("started"))),
         "world_size": whole(record.get("world_size"), most=LARGEST_RANK) or 0,
-        "supervision": text(record.get("supervision"), 100),
         "generation": whole(record.get("generation")) or 0,
         "policy": plain(policy) if isinstance(policy, dict) else {},
         "limits": [text(one, 500) for one in limits[:100] if isinstance(one, str)] if isinstance(limits, list) else [],

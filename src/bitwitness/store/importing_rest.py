@@ -182,6 +182,26 @@ def read_end(folder: Folder) -> tuple[str, dict[str, Any]]:
     return session, {**ended, "finished": outcome == "finished" and code == 0}
 
 
+def end_of(session: str, columns: Mapping[str, Any], start: tuple[str, str] | None, ended: str) -> dict[str, Any]:
+    """Columns of `runs`: how the newest session ended, unless the newest start is not of it.
+
+    A guard that was started without a supervisor says so in run.json. Where the session ended after that, it is a newer one that
+    came to no guard.
+
+    Args:
+        session: of `read_end`.
+        columns: likewise.
+        start: session and time of the newest start, by run.json; None where that is not known.
+        ended: when the session ended, by its log; "" where that is not known.
+    """
+    of, started = start or (session, "")
+    if not session:
+        return {"supervision": of}
+    if not of and columns.get("outcome") and started >= ended:
+        return {"supervision": "", "outcome": "", "exit_code": None, "reason": "", "finished": False}
+    return {**columns, "supervision": session}
+
+
 def take_log(connection: sa.Connection, source: Source, lines: Lines, run: int) -> Taken:
     """Write lines of the supervisor's log: what belongs on the axis of the run, and when it ended."""
     rows, used, skipped = [], 0, 0

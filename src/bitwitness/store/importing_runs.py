@@ -28,6 +28,7 @@ from bitwitness.runfiles.reading import (
     SESSION,
     Folder,
     rank_of,
+    stop_name,
     to_object,
 )
 from bitwitness.store import importing_incidents, importing_journal, importing_problems, importing_rest
@@ -36,12 +37,22 @@ from bitwitness.store.importing_about import key_of, write_about
 from bitwitness.store.importing_incidents import actions_path
 from bitwitness.store.importing_problems import Problems
 from bitwitness.store.importing_rest import label_path
-from bitwitness.store.importing_sources import Followed, Follower, Source, Take, locked, set_source, sources_of
+from bitwitness.store.importing_sources import (
+    PATIENCE,
+    Followed,
+    Follower,
+    Source,
+    Take,
+    locked,
+    set_source,
+    sources_of,
+)
 from bitwitness.store.importing_sums import add_up
-from bitwitness.store.importing_values import stamp, text
+from bitwitness.store.importing_values import moment, stamp, text
 from bitwitness.store.tables import checkpoints, incidents, runs
 
 _LARGEST = 64 << 20
+_GONE = "is gone; what was read of it before is kept"
 
 
 @dataclass(slots=True)
@@ -52,6 +63,8 @@ class Memory:
         looks: how each file looked when all of it had been read, or was found to be damaged.
         glance: how all of them looked together; None: there may be more to read.
         run: id of run.json.
+        start: what run.json says of the newest start: its session of `bitwitness run`, "" without one, and its time.
+        session: the newest session.
         end: the last word on how it ended.
         rounds: how often it was read.
     """
@@ -59,8 +72,15 @@ class Memory:
     looks: dict[str, str] = field(default_factory=dict)
     glance: object = None
     run: str | None = None
+    start: tuple[str, str] | None = None
+    session: str = ""
     end: object = None
     rounds: int = 0
+
+    def forget(self) -> None:
+        """Look at everything again: what was read may not have been written."""
+        self.looks.clear()
+        self.glance = self.end = None
 
 
 @dataclass(slots=True)
@@ -95,8 +115,8 @@ class RunImporter:
             StoreError: the database does not take it.
         """
         with Folder(path) as folder:
-            glance = _glance(folder)
             known = self._memory.get(self._keys.get(path, 0))
+            glance = _glance(folder, "" if known is None else known.session)
             if known is not None and glance is not None and known.glance == glance:
                 return Round(self._keys[path])
             problems = Problems()
@@ -104,18 +124,25 @@ class RunImporter:
             key = self._database.change(lambda connection: key_of(connection, path, run))
             memory = self._memory.setdefault(key, Memory())
             self._keys[path], memory.run = key, run
-            reading = _Reading(self._database, self._follower, folder, key, problems, memory)
-            reading.about(record)
-            reading.all()
-            done = reading.finish(stamp(self._clock()))
+            try:
+                reading = _Reading(self._database, self._follower, folder, key, problems, memory)
+                reading.about(record)
+                reading.all()
+                done = reading.finish(self._clock())
+            except BaseException:
+                memory.forget()
+                raise
             memory.glance = glance if reading.complete else None
             return done
 
 
-def _glance(folder: Folder) -> object:
-    """How all files of a run look: most runs of a long list have ended, and looking must cost next to nothing."""
+def _glance(folder: Folder, session: str) -> object:
+    """How all files of a run look: most runs of a long list have ended, and looking must cost next to nothing.
+
+    Whatever is read below must be here, or a change of it alone is not seen. `session`: the newest one that was known.
+    """
     try:
-        seen = {one: folder.look(one) for one in (RUN, LOG, QUARANTINE, SESSION)}
+        seen = {one: folder.look(one) for one in (RUN, LOG, QUARANTINE, SESSION, stop_name(session)) if one}
         for inside in (JOURNALS, FAULTS):
             seen |= {one: folder.look(f"{inside}/{one}") for one in folder.names(inside)}
         for one in folder.names(INCIDENTS):
@@ -151,6 +178,7 @@ class _Reading:
         self._run, self._problems, self._memory = run, problems, memory
         self._round = Round(run)
         self._grew = False
+        self._seen: set[str] = set()
         self.complete = True
         with database.read() as connection:
             self._sources = sources_of(connection, run)
@@ -161,6 +189,8 @@ class _Reading:
         """run.json."""
         if record is None:
             return
+        self._memory.end = None
+        self._memory.start = (text(record.get("supervision"), 100), moment(record.get("started")))
         look = self._look(RUN)
 
         def write(connection: sa.Connection) -> None:
@@ -177,14 +207,16 @@ class _Reading:
 
     def all(self) -> None:
         """Everything else."""
+        # The end comes before the journals: what these hold when it is there is not written after it.
         for part in (
             self._log,
+            self._end,
             self._journals,
             self._incidents,
             self._checkpoints,
             self._quarantine,
             self._faults,
-            self._end,
+            self._gone,
         ):
             try:
                 part()
@@ -203,14 +235,16 @@ class _Reading:
 
     def _log(self) -> None:
         take = partial(importing_rest.take_log, run=self._run)
+        before = self._memory.looks.get(LOG)
         self._grown(LOG, take, partial(importing_rest.forget_log, run=self._run))
+        if self._memory.looks.get(LOG) != before:
+            self._memory.end = None  # it tells when a session ended
 
     def _faults(self) -> None:
-        time = stamp(self._follower.now())
         for one in self._folder.names(FAULTS):
             rank = rank_of(one)
             if rank is not None:
-                take = partial(importing_rest.take_faults, run=self._run, time=time)
+                take = partial(importing_rest.take_faults, run=self._run, time=stamp(self._follower.now()))
                 self._grown(f"{FAULTS}/{one}", take, partial(importing_rest.forget_faults, run=self._run, rank=rank))
 
     def _incidents(self) -> None:
@@ -219,9 +253,14 @@ class _Reading:
                 incidents.c.run_id == self._run
             )
             known = {row.name: (row.stamp, row.id) for row in connection.execute(chosen)}
-        for one in importing_incidents.listed(self._folder, self._problems):
+        there = importing_incidents.listed(self._folder, self._problems)
+        for one in known.keys() - set(there):
+            self._problems.note(self._path(f"{INCIDENTS}/{one}/{INCIDENT}"), _GONE)
+        for one in there:
             where = f"{INCIDENTS}/{one}/{INCIDENT}"
             look = self._look(where)
+            if look and look == known.get(one, ("", 0))[0]:
+                self._problems.clear(self._path(where))
             if look and look not in (known.get(one, ("", 0))[0], self._memory.looks.get(where)):
                 self._memory.looks[where] = look
                 found = importing_incidents.read(self._folder, one, self._problems)
@@ -274,7 +313,10 @@ class _Reading:
 
     def _quarantine(self) -> None:
         look = self._look(QUARANTINE)
-        if not look or look in (self._known(QUARANTINE).stamp, self._memory.looks.get(QUARANTINE)):
+        if look and look == self._known(QUARANTINE).stamp:
+            self._problems.clear(self._path(QUARANTINE))
+            return
+        if not look or look == self._memory.looks.get(QUARANTINE):
             return
         self._memory.looks[QUARANTINE] = look
         found = importing_rest.read_quarantine(self._folder, self._problems)
@@ -288,23 +330,37 @@ class _Reading:
         self._database.change(write)
         self._count(1)
 
+    def _gone(self) -> None:
+        """Files that were read and are there no more. What came of them stays, for it is still true, and pages say so."""
+        for path in self._sources:
+            if path == RUN or path in self._seen or self._look(path):
+                continue
+            self._memory.looks.pop(path, None)
+            self._problems.note(self._path(path), _GONE)
+
     def _end(self) -> None:
-        found = importing_rest.read_end(self._folder)
-        if found == self._memory.end:
+        session, columns = importing_rest.read_end(self._folder)
+        self._memory.session = session
+        started = self._memory.start
+        if (session, columns, started) == self._memory.end:
             return
-        session, columns = found
-        values = {**columns, **({"supervision": session} if session else {})}
+        now = self._follower.now()
 
         def write(connection: sa.Connection) -> bool:
             here = runs.c.id == self._run
             old = connection.execute(sa.select(runs).where(here)).mappings().one()
+            values = importing_rest.end_of(session, columns, started, str(old["ended"]))
+            if not values.get("outcome", old["outcome"]):
+                values["over"] = ""
+            elif not old["over"] or old["outcome"] == "" or old["supervision"] != session:
+                values["over"] = stamp(now + PATIENCE)  # a network file system may show the last lines late
             new = {each: value for each, value in values.items() if old[each] != value}
             if new:
                 connection.execute(sa.update(runs).where(here).values(**new))
             return bool(new)
 
         self._round.changed |= self._database.change(write)
-        self._memory.end = found
+        self._memory.end = (session, columns, started)
 
     # How files are followed -------------------------------------------------------------------------------------------
 
@@ -312,7 +368,10 @@ class _Reading:
         """Read what is new in a file that grows. `tells`: that it grows says that the run trains."""
         look = self._look(path)
         before = self._memory.looks.get(path)
-        if not look or look == before:
+        if not look:
+            return
+        self._seen.add(path)
+        if look == before:
             return
         try:
             found = self._follower.follow(self._folder, self._run, path, self._sources, take, forget)
@@ -335,10 +394,19 @@ class _Reading:
             self._count(found.records)
         source = self._known(path)
         lines = found.skipped + (0 if found.replaced else source.skipped)
+        if found.unended:
+            self._problems.note(
+                self._path(path),
+                f"a line has no end within {found.unended} bytes; it is looked for, some in each round, and what comes after it "
+                "is read then",
+                lines,
+            )
+            return
         self._problems.skipped(self._path(path), lines)
 
-    def finish(self, now: str) -> Round:
+    def finish(self, time: datetime) -> Round:
         """Add up, and say that something has changed."""
+        now = stamp(time)
         first = self._memory.rounds == 0
         self._memory.rounds += 1
 

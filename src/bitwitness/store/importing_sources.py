@@ -21,6 +21,8 @@ from bitwitness.store.tables import sources
 
 PATIENCE = timedelta(minutes=2)
 """How long zeros in a line may be what a network file system has not shown yet; later the line is damaged."""
+MOST_USELESS = 256 << 20
+"""Bytes of a file, in lines that are too long, that are looked through in one round: others wait for theirs meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Followed:
         replaced: it is another file than before, and was read from its beginning.
         moved: another importer reads it at this moment.
         complete: all of it was read, as far as it can be.
+        unended: bytes of a line that is too long and whose end was not found yet; 0 if there is none.
     """
 
     records: int = 0
@@ -93,6 +96,7 @@ class Followed:
     replaced: bool = False
     moved: bool = False
     complete: bool = False
+    unended: int = 0
 
 
 class Follower:
@@ -154,9 +158,11 @@ class Follower:
                 return found
             source = replace(source, offset=0, identity="", scanned=0)
         offset, scanned = (source.offset, source.scanned) if source is not None else (0, 0)
+        useless = 0
         while True:
             lines = self._next(descriptor, run, path, offset, scanned if scanned <= size else 0)
             if lines.offset == offset and lines.scanned == scanned:
+                found.unended = max(0, scanned - offset)
                 found.complete = (run, path) not in self._zeros
                 return found
             seen = identity(descriptor, lines.offset)
@@ -168,9 +174,14 @@ class Follower:
                 return found
             found.records += taken.records
             found.skipped += taken.skipped
+            if lines.scanned or lines.skipped:
+                useless += max(lines.scanned, lines.offset) - max(scanned, offset)
             offset, scanned = lines.offset, lines.scanned
+            found.unended = max(0, scanned - offset)
             if not lines.more and offset >= size:
                 found.complete = True
+                return found
+            if useless >= MOST_USELESS:
                 return found
 
     def now(self) -> datetime:
