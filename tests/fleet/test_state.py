@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -80,9 +79,9 @@ def test_damage_is_an_error_and_nothing_is_overwritten(tmp_path: Path, damage: C
     path = filled(tmp_path)
     damage(path)
     before = path.read_bytes()
-    for create in (True, False):
+    for write in (True, False):
         with pytest.raises(RunFilesError, match=NAME) as caught:
-            State(tmp_path, create=create)
+            State(tmp_path, create=write, write=write)
         assert caught.value.exit_code == 2
     assert path.read_bytes() == before
 
@@ -291,23 +290,6 @@ def test_the_clock_of_this_machine() -> None:
     noted = (clock.now(), clock.boot(), clock.ticks())
     assert noted[0].tzinfo is not None
     assert timedelta(0) <= clock.since(*noted) < timedelta(hours=1)
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_a_copy_that_cannot_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: bool) -> None:
-    with State(tmp_path) as state:
-        with state.change():
-            state.note("test", "a line")
-        if log:  # a controller is using it
-            monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-            with State(tmp_path, create=False) as reader:
-                assert [one.text for one in reader.history()] == ["a line"]
-            return
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with State(tmp_path, create=False) as reader:
-        assert [one.text for one in reader.history()] == ["a line"]
-        with pytest.raises(StorageBusy, match="readonly"), reader.change():
-            reader.note("test", "another")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import click
 from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
-from bitwitness.fleet.answering import Answered, answer, find, withdraw
+from bitwitness.fleet.answering import Answered, answer, find, heard, withdraw
 from bitwitness.fleet.approving import act_of
 from bitwitness.fleet.asking import Preview, preview
 from bitwitness.fleet.kept_answers import Question, Said
@@ -43,7 +43,7 @@ def approve(which: str, why: str, folder: Path, back: bool, dry_run: bool, as_js
 
 def give_answer(which: str, said: Said, why: str, folder: Path, *, dry_run: bool, as_json: bool) -> None:
     """Note an answer, or say what it is about."""
-    with State(folder, create=False) as state:
+    with State(folder, create=False, write=not dry_run) as state:
         if dry_run:
             _show_question(find(state, which), state, as_json)
             return
@@ -60,12 +60,16 @@ def show_answer(done: Answered, as_json: bool) -> None:
 
 def _show_question(question: Question, state: State, as_json: bool) -> None:
     found = preview(cluster_as_watched(state), act_of(state, question))
+    word = heard(state, question.incident)
     if as_json:
-        print_json({"dry_run": True, "question": question.to_json(), **found.to_json()})
+        judged = None if word is None else word.to_json()
+        print_json({"dry_run": True, "question": question.to_json(), "judged": judged, **found.to_json()})
         return
     asked = f"{question.name}: {question.act} {question.node}, because of incident {question.incident}"
     said = f"{question.said} by {question.who}" if question.said else f"asked at {question.asked}"
     console().print(styled(f"{asked}; {said}", "bold"), soft_wrap=True)
+    if word is not None:
+        console().print(styled(f"its incident was {word.text}", "yellow"), soft_wrap=True)
     if found.before.instance != question.machine:
         text = f"the machine is {found.before.instance or 'not known'} now, and was {question.machine or 'not known'}: it is asked anew"
         console().print(styled(text, "yellow"), soft_wrap=True)

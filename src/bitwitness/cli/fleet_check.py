@@ -30,7 +30,7 @@ def check(node: str, why: str, folder: Path, dry_run: bool, as_json: bool) -> No
     within 30 minutes says who has asked.
     """
     valid_node(node)
-    with State(folder.absolute(), create=False) as state:
+    with State(folder.absolute(), create=False, write=not dry_run) as state:
         cluster = cluster_as_watched(state)
         if dry_run:
             found = preview_check(cluster, node)

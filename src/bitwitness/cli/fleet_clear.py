@@ -43,7 +43,7 @@ def clear(
     """
     valid_node(node)
     folder = folder.absolute()
-    with State(folder, create=False) as state:
+    with State(folder, create=False, write=not dry_run) as state:
         policy = policy_as_watched(state) if policy_file is None else FleetPolicy.load(policy_file)
         cluster, told = cluster_as_watched(state, policy), notifiers_as_watched(state)
         runs, parents = runs_as_watched(state)

@@ -23,7 +23,7 @@ from bitwitness.fleet.state import Entry, State
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def history(folder: Path, node: str, incident: str, last: int, as_json: bool) -> None:
     """Show what was found, proposed, held, called, done and cleared, by whom and when, oldest first."""
-    with State(folder, create=False) as state:
+    with State(folder, create=False, write=False) as state:
         entries = state.history(node=node, incident=incident, last=last)
     if as_json:
         print_json({"state": str(folder), "entries": [one.to_json() for one in entries]})

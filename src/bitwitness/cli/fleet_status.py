@@ -37,7 +37,7 @@ _STYLES = {
 def status(folder: Path, as_json: bool) -> None:
     """Say whether the controller is alive, what it may still do, where every node stands, and what to do now."""
     folder = folder.absolute()
-    with State(folder, create=False) as state:
+    with State(folder, create=False, write=False) as state:
         found = report(state)
     if as_json:
         print_json({"state": str(folder), **found.to_json()})

@@ -24,7 +24,7 @@ def figures(folder: Path, clock: Clock | None = None) -> Figures:
     Raises:
         BitwitnessError: the database cannot be read.
     """
-    with State(folder, clock=clock, create=False, check=False) as state:
+    with State(folder, clock=clock, create=False, check=False, write=False) as state:
         return figures_of(state)
 
 

@@ -24,6 +24,7 @@ from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.state import NAME, State
+from bitwitness.fleet.state_reading import Reading
 from bitwitness.fleet.watching import ReadSignals
 from bitwitness.runfiles import Incident, RunFiles
 from bitwitness.topology import Placement, Topology
@@ -224,10 +225,7 @@ def copy_state(source: Path, folder: Path) -> None:
         RunFilesError: it cannot be read.
     """
     try:
-        # Where nobody has it open, a reader would leave the files of one that has.
-        how = "mode=ro" if (source / f"{NAME}-wal").exists() else "immutable=1"
-        address = f"{(source / NAME).absolute().as_uri()}?{how}"
-        with closing(sqlite3.connect(address, uri=True)) as real, closing(sqlite3.connect(folder / NAME)) as copy:
-            real.backup(copy)
-    except sqlite3.Error as error:
+        with closing(Reading(source / NAME)) as real, closing(sqlite3.connect(folder / NAME)) as copy:
+            real.copy_to(copy)
+    except (sqlite3.Error, OSError) as error:
         raise RunFilesError(f"{source / NAME} cannot be copied for a rehearsal: {error}") from error

@@ -25,6 +25,7 @@ from typing import Any, Self
 from bitwitness._version import __version__
 from bitwitness.errors import ConfigurationError, RunFilesError, StorageBusy
 from bitwitness.fleet.clock import Clock, stamp
+from bitwitness.fleet.state_reading import Reading
 from bitwitness.fleet.tables import MIGRATIONS, SCHEMA, TABLES
 from bitwitness.runfiles.files import sync_folder
 
@@ -69,6 +70,7 @@ class State:
         folder: in which it lies; made where it does not exist, if `create`.
         clock: the time.
         create: make an empty one where there is none.
+        write: whether anything is to be changed; else nothing of it is, and no file is made beside it.
         check: look through the whole file for damage; whoever reads often may leave that out.
 
     Raises:
@@ -76,15 +78,18 @@ class State:
         ConfigurationError: there is none, and none is to be made.
     """
 
-    def __init__(self, folder: Path, *, clock: Clock | None = None, create: bool = True, check: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Clock | None = None, create: bool = True, check: bool = True, write: bool = True
+    ) -> None:
         self.folder, self.path, self._create = folder, folder / NAME, create
         self.clock = clock or Clock()
         if not self.path.exists():
-            self._begin(create)
+            self._begin(create and write)
         if self.path.stat().st_size == 0:
             raise RunFilesError(f"{self.path} is empty, so what was in it is lost: {_MEND}")
         self._inode = self.path.stat().st_ino
-        self._connection = self._open(check)
+        self._reading: Reading | None = None
+        self._connection = self._open(check, write)
 
     def _begin(self, create: bool) -> None:
         """Make the file under another name first: one that is there under its own is whole."""
@@ -92,8 +97,7 @@ class State:
             raise ConfigurationError(
                 f"{self.folder} holds no state of a controller (no {NAME}): give the --state of `bitwitness fleet watch`"
             )
-        left = [self.path.with_name(NAME + suffix) for suffix in _WAL]
-        if any(path.exists() for path in left):
+        if any(path.exists() for path in self._beside()):
             raise RunFilesError(f"{self.path} is gone, but what belongs to it is still there: {_MEND}")
         new = self.folder / f".{NAME}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
@@ -117,43 +121,63 @@ class State:
             with suppress(OSError):
                 new.unlink()
 
-    def _open(self, check: bool) -> sqlite3.Connection:
-        reading = not self._create and not os.access(self.folder, os.W_OK)
-        address = self.path.absolute().as_uri() + (self._how_to_read() if reading else "")
+    def _open(self, check: bool, write: bool) -> sqlite3.Connection | None:
+        connection: sqlite3.Connection | None = None
         try:
-            # Opened and closed by one thread, but the one that closes may be another.
-            connection = sqlite3.connect(address, uri=True, timeout=30.0, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise StorageBusy(f"{self.path} cannot be opened: {error}") from error
-        try:
-            connection.execute("PRAGMA synchronous=FULL")
-            about = dict(connection.execute("SELECT name, value FROM about"))
-            if about.get("schema") not in _READ:
-                raise RunFilesError(
-                    f"{self.path} has schema {about.get('schema')}, this version reads {' and '.join(_READ)}: use the version that wrote it"
-                )
-            said = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")] if check else ["ok"]
-            if said != ["ok"]:
-                raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
-            if not reading:
+            if write:
+                # Opened and closed by one thread, but the one that closes may be another.
+                connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
+                connection.execute("PRAGMA synchronous=FULL")
+            else:
+                self._reading = Reading(self.path)
+            self._look(connection, check)
+            if connection is not None:
                 connection.execute("PRAGMA journal_mode=WAL")
-            if self._create:
-                _migrate(connection)
-        except sqlite3.Error as error:
-            connection.close()
+                if self._create:
+                    _migrate(connection)
+        except (sqlite3.Error, OSError) as error:
+            self._let_go(connection)
             if _may_pass(error):
-                raise StorageBusy(
-                    f"{self.path} cannot be used now: {error}. Nothing was changed; look at the disk"
-                ) from error
+                raise StorageBusy(f"{self.path} cannot be used now: {error}. {self._why_not(write)}") from error
             raise RunFilesError(f"{self.path} is damaged, or no state of a controller ({error}): {_MEND}") from error
         except RunFilesError:
-            connection.close()
+            self._let_go(connection)
             raise
         return connection
 
-    def _how_to_read(self) -> str:
-        """Where nothing can be written, a copy is read as it lies; one that a controller is using, with what it has added since."""
-        return "?mode=ro" if self.path.with_name(f"{NAME}-wal").exists() else "?immutable=1"
+    def _look(self, connection: sqlite3.Connection | None, check: bool) -> None:
+        """Whether it is what we can read, and whole."""
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return self._reading.rows(query) if self._reading is not None else connection.execute(query).fetchall()  # type: ignore[union-attr]
+
+        schema = dict(rows("SELECT name, value FROM about")).get("schema")
+        if schema not in _READ:
+            raise RunFilesError(
+                f"{self.path} has schema {schema}, this version reads {' and '.join(_READ)}: use the version that wrote it"
+            )
+        said = [str(row[0]) for row in rows("PRAGMA quick_check(3)")] if check else ["ok"]
+        if said != ["ok"]:
+            raise RunFilesError(f"{self.path} is damaged ({'; '.join(said)[:300]}): {_MEND}")
+
+    def _let_go(self, connection: sqlite3.Connection | None) -> None:
+        if connection is not None:
+            connection.close()
+        if self._reading is not None:
+            self._reading.close()
+
+    def _why_not(self, write: bool) -> str:
+        """What to look at, where it cannot be used now."""
+        wanted = os.R_OK | os.W_OK if write else os.R_OK
+        found = [self.folder, *(path for path in (self.path, *self._beside()) if path.exists())]
+        closed = [path.name for path in found if not os.access(path, wanted)]
+        what = "write" if write else "read"
+        if closed:
+            return f"Nothing was changed; this user may not {what} {', '.join(closed)}"
+        return "Nothing was changed; look at the disk"
+
+    def _beside(self) -> list[Path]:
+        return [self.path.with_name(NAME + suffix) for suffix in _WAL]
 
     # Reading and changing ---------------------------------------------------------------------------------------------
 
@@ -164,14 +188,21 @@ class State:
             RunFilesError: the database cannot be read.
         """
         try:
-            return self._connection.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+            if self._reading is not None:
+                return self._reading.rows(query, values)
+            return self._writing.execute(query, values).fetchall()
+        except (sqlite3.Error, OSError) as error:
             raise _kind(error)(f"{self.path} cannot be read: {error}") from error
+
+    @property
+    def _writing(self) -> sqlite3.Connection:
+        assert self._connection is not None, "this state was opened to be read"
+        return self._connection
 
     def write(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change something, inside `change`; of INSERT INTO the number of the row, of all else how many rows were changed."""
-        assert self._connection.in_transaction, "what is changed alone may contradict what should have come with it"
-        done = self._connection.execute(query, values)
+        assert self._writing.in_transaction, "what is changed alone may contradict what should have come with it"
+        done = self._writing.execute(query, values)
         return int(done.lastrowid or 0) if query.startswith("INSERT INTO") else done.rowcount
 
     @contextmanager
@@ -182,14 +213,14 @@ class State:
             RunFilesError: they cannot be written, e.g. because the disk is full; none of them is.
         """
         try:
-            _migrate(self._connection)
-            self._connection.execute("BEGIN IMMEDIATE")
+            _migrate(self._writing)
+            self._writing.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._connection.execute("COMMIT")
+                self._writing.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):  # a full disk has ended it already
-                    self._connection.execute("ROLLBACK")
+                    self._writing.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise _kind(error)(
@@ -213,7 +244,7 @@ class State:
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self._let_go(self._connection)
 
     def __enter__(self) -> Self:
         return self

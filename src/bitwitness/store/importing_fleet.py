@@ -37,7 +37,7 @@ def import_fleet(database: Database, folder: Path, now: str) -> tuple[int, bool]
         RunFilesError, ConfigurationError: it cannot be read; it says what.
         StoreError: the database does not take it.
     """
-    with State(folder, create=False, check=False) as state:
+    with State(folder, create=False, check=False, write=False) as state:
         about = state.about()
         seen = _seen(folder, about, state, now)
         kept = Book(state).proposals()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, NotFound
-from bitwitness.fleet.answering import answer
+from bitwitness.fleet.answering import answer, heard
 from bitwitness.fleet.approving import act_of
 from bitwitness.fleet.asking import Preview, digest_of, needed, preview
 from bitwitness.fleet.checking import preview_check, start_check
@@ -17,6 +17,7 @@ from bitwitness.fleet.clearing import clear
 from bitwitness.fleet.clusters.base import Act, Check, valid_node
 from bitwitness.fleet.kept import Book
 from bitwitness.fleet.kept_answers import Question, Questions, Said
+from bitwitness.fleet.kept_judgements import Word
 from bitwitness.fleet.notify import undo_command
 from bitwitness.fleet.state import NAME, State
 from bitwitness.fleet.watched import cluster_as_watched, notifiers_as_watched, timeout_as_watched
@@ -28,9 +29,9 @@ _ASKING = 10.0
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[State]:
-    """The state of a controller. Nothing is made where there is none."""
-    with State(folder, create=False, check=False) as state:
+def opened(folder: Path, write: bool = False) -> Iterator[State]:
+    """The state of a controller. Nothing is made where there is none, and nothing is changed unless it is to be."""
+    with State(folder, create=False, check=False, write=write) as state:
         yield state
 
 
@@ -97,8 +98,9 @@ class Answering:
                 raise NotFound(f"the controller of {self.folder} has no proposal {self.key}")
             if question is None:
                 raise ConfigurationError(f"proposal {self.key} waits for no answer: it is {kept.status} ({kept.why})")
-            told = notifiers_as_watched(state)
-        seen = self._seen()
+            told, word = notifiers_as_watched(state), heard(state, question.incident)
+        judged = "" if word is None else word.text
+        seen = self._seen(question.node)
         calls = tuple(str(call) for call in seen.calls) if isinstance(seen, Preview) else question.calls
         checks = seen.checks if isinstance(seen, Preview) else (_unseen(seen),)
         machine = seen.before.instance if isinstance(seen, Preview) else question.machine
@@ -110,7 +112,7 @@ class Answering:
             verb=f"{'Approve' if yes else 'Reject'} the {act} of {node}",
             text=_YES if yes else _NO,
             back=links.node(node),
-            digest=digest_of((), name, question.said, kept.status, shown, *calls),
+            digest=digest_of((), name, question.said, kept.status, judged, *((shown, *calls) if yes else ())),
             checks=(*checks, _noting(self.folder)),
             calls=calls if yes else (),
             caller="The controller makes these calls, in its next round." if yes else "Nothing is called.",
@@ -120,6 +122,7 @@ class Answering:
                 ("Machine", machine or "the cluster tells none"),
                 ("Node now", state_now),
                 ("Incident", question.incident),
+                ("Judged", judged or "nobody has"),
                 ("Proposed", f"{kept.proposal.action}, {kept.proposal.confidence} confidence"),
                 ("Because", kept.proposal.reason),
                 ("Devices", ", ".join(kept.proposal.devices) or "none is named"),
@@ -127,7 +130,7 @@ class Answering:
                 ("Controller", str(self.folder)),
             ),
             told=_told(told, "when it is done, or why it is not" if yes else "that it was rejected, by whom and why"),
-            warnings=_warnings(question, kept.status, machine, seen),
+            warnings=(*_judged(word, yes=yes), *_warnings(question, kept.status, machine, seen)),
             undo=(
                 f"bitwitness fleet approve {name} --withdraw --why ... --state {shlex.quote(str(self.folder))}",
                 undo_command(node, str(self.folder)),
@@ -137,7 +140,7 @@ class Answering:
             command=f"bitwitness fleet {'approve' if yes else 'reject'} {name} --why ... --state {shlex.quote(str(self.folder))}",
         )
 
-    def _seen(self) -> Preview | str:
+    def _seen(self, node: str) -> Preview | str:
         """What the cluster says of it, as far as it answers: an answer can be given without it."""
 
         def look() -> Preview:
@@ -148,13 +151,13 @@ class Answering:
                 return preview(cluster_as_watched(state), act_of(state, question))
 
         try:
-            return self.bounded.run(look, _ASKING)
+            return self.bounded.run(look, _ASKING, node)
         except (BitwitnessError, OSError, NotAnswered) as error:
             return str(error)
 
     def do(self, offer: Offer, sent: Sent, who: str) -> Done:
         """Note the answer."""
-        with opened(self.folder) as state:
+        with opened(self.folder, write=True) as state:
             question = Questions(state).of(self.key)
             if question is None:
                 raise ConfigurationError("it waits for no answer any more")
@@ -201,6 +204,13 @@ def _warnings(question: Question, status: str, machine: str, seen: Preview | str
     else:
         found += seen.warnings
     return tuple(found)
+
+
+def _judged(word: Word | None, *, yes: bool) -> tuple[str, ...]:
+    if word is None or not word.is_away:
+        return ()
+    ends = "The controller ends this by itself in its next round"
+    return (f"Its incident was {word.text}. {ends}{', and it cannot be approved' if yes else ''}.",)
 
 
 def _told(names: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -258,7 +268,7 @@ class Returning:
 
     def do(self, offer: Offer, sent: Sent, who: str) -> Done:
         """Return it."""
-        with opened(self.folder) as state:
+        with opened(self.folder, write=True) as state:
             cluster, told = cluster_as_watched(state), notifiers_as_watched(state)
             limit = timeout_as_watched(state)
             done = clear(state, cluster, self.node, sent.why, who, notifiers=told, timeout=limit)
@@ -310,7 +320,7 @@ class HealthCheck:
 
     def do(self, offer: Offer, sent: Sent, who: str) -> Done:
         """Start it."""
-        with opened(self.folder) as state:
+        with opened(self.folder, write=True) as state:
             limit = timeout_as_watched(state)
             done = start_check(
                 state, cluster_as_watched(state), self.node, sent.why, who, shown=offer.digest, limit=limit

@@ -8,9 +8,7 @@ devices, and whether the verdict follows from the observations again. An unattri
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from bitwitness._version import __version__
 from bitwitness.errors import ConfigurationError, NotFound, RunFilesError
@@ -21,87 +19,12 @@ from bitwitness.runfiles.demo import demo_fault
 from bitwitness.store import queries
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Importer
-from bitwitness.store.pages import DrillRow, IncidentPage, StrikeRow
-from bitwitness.web.report_deciding import Decided, decide_again
+from bitwitness.store.pages import IncidentPage, StrikeRow
+from bitwitness.web.report_deciding import decide_again
+from bitwitness.web.report_records import INJECTED, Device, Evidence, Report
+from bitwitness.web.report_redacting import nameless
 
 _FILES, _DRILLS, _DEVICES = 200, 100, 64
-INJECTED = "faults"
-"""In the directory of a run: what was injected on purpose, if anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device that the verdict names.
-
-    Attributes:
-        rank, node, device, slot, model, pod: as in `store.pages.Place`.
-        software: what its rank ran with, as run.json and the incident say.
-        serial: its serial number, if a signal has told it, or "".
-    """
-
-    rank: int
-    node: str
-    device: str
-    slot: int
-    model: str
-    pod: str
-    software: str
-    serial: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A file beside the incident; `problem` says why it could not be read."""
-
-    name: str
-    bytes: int
-    sha256: str
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All that the document says.
-
-    Attributes:
-        page: the incident, as the console shows it.
-        devices: that the verdict names; empty unless it is attributed.
-        nodes: how many the job had then.
-        software: of the run, when the incident was written.
-        decided: whether the verdict follows from the observations again.
-        files: the evidence, with digests as of now.
-        injected: faults that were injected on purpose and belong to this incident.
-        recorded: whether the run has records of such faults at all, of this incident or not.
-        demo: whether the run is a training of `bitwitness demo`, whose fault is its own.
-        strikes, denied: of the named devices in this run.
-        fleet: whether the state of a fleet controller was given.
-        incidents: of this run, oldest first; this one is among them.
-        newest: whether this one was taken because none was asked for.
-        made, version: when and by which bitwitness.
-        redacted: what was replaced in it, kind -> how many; None where nothing was.
-    """
-
-    page: IncidentPage
-    devices: tuple[Device, ...]
-    nodes: int
-    software: str
-    decided: Decided
-    files: tuple[Evidence, ...]
-    injected: tuple[DrillRow, ...]
-    recorded: bool
-    demo: bool
-    strikes: tuple[StrikeRow, ...]
-    denied: tuple[str, ...]
-    fleet: bool
-    incidents: tuple[str, ...]
-    newest: bool
-    made: str
-    version: str
-    redacted: Mapping[str, int] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of JSON values."""
-        return asdict(self)
 
 
 def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Report:
@@ -134,7 +57,7 @@ def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Re
             raise RunFilesError(f"{found.path / 'incident.json'} is damaged: {error!r:.200}") from error
         strikes, denied = _standing(database, page)
         drills = queries.drills_page(database, size=_DRILLS).drills
-    return Report(
+    report = Report(
         page=page,
         devices=named,
         nodes=nodes,
@@ -151,7 +74,9 @@ def gather(files: RunFiles, incident: str = "", fleet: Path | None = None) -> Re
         newest=not incident,
         made=utc_now(),
         version=__version__,
+        source=found,
     )
+    return report if page.incident.status == "attributed" else nameless(report)
 
 
 def _chosen(files: RunFiles, known: Sequence[str], incident: str) -> str:
@@ -176,7 +101,7 @@ def _serials(fleet: Path | None) -> dict[str, str]:
     """Serial numbers as signals have told them to a controller; a state that cannot be read is an error here, not a gap."""
     if fleet is None:
         return {}
-    with State(fleet, create=False, check=False) as state:
+    with State(fleet, create=False, check=False, write=False) as state:
         return Book(state).serials()
 
 
