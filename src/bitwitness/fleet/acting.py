@@ -19,7 +19,9 @@ from bitwitness.fleet.approving import Approver
 from bitwitness.fleet.begun import CALL, NO, SHOWN, begun
 from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Act, ActKind, Call, Cluster, Finishing, Landed, NodeState, valid_node
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.holding import OUT, Holder
+from bitwitness.fleet.judgements import Judges
 from bitwitness.fleet.kept import RETURNED, Book, Intent, Kept, Status, found_at
 from bitwitness.fleet.patience import Patience
 from bitwitness.fleet.policy import FleetPolicy
@@ -33,17 +35,6 @@ _LOOK_AGAIN = 60.0
 """Seconds after which a node is looked at again for a proposal that only looking can end."""
 _A_ROUND = 5
 """Nodes that are looked at in one round because the run itself may have taken them out."""
-DAMAGE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    AssertionError,
-    RuntimeError,
-    AttributeError,
-    MemoryError,
-)
-"""What an adapter raises that has a mistake in it: one node must not stop all others."""
 
 
 class Actor:
@@ -55,6 +46,7 @@ class Actor:
         policy: the limits.
         teller: tells people.
         process: of this process; an intent of another one was cut off.
+        judges: know what people have said of incidents.
         patience: how long a round may wait for the cluster.
     """
 
@@ -65,13 +57,14 @@ class Actor:
         policy: FleetPolicy,
         teller: Teller,
         process: str,
+        judges: Judges,
         patience: Patience | None = None,
     ) -> None:
         self._book, self._cluster, self._policy, self._teller = book, cluster, policy, teller
         self.patience = patience or Patience(book.state.clock)
         self.holder = Holder(book, cluster, policy, self.patience)
         self.approver = Approver(book, policy, real=teller.touching)
-        self._state, self._process = book.state, process
+        self._state, self._process, self._judges = book.state, process, judges
         self._done: set[str] | None = None
         self._by_others = 0
         self._looked: dict[int, float] = {}
@@ -153,6 +146,7 @@ class Actor:
                 return
             if self._must_ask(kept, act, before, calls) or only_ask:
                 return
+            self._judges.hear(kept.proposal)  # what ends it now is seen when it is intended
             key = self._intend(kept, act, before, calls)
             if key is None:
                 return
@@ -461,6 +455,11 @@ class Actor:
         act = intent.act
         if held is not None and held.why == "expired":
             self._end_expired(intent, kept, held.text, "not done")
+            return
+        if word := self._judges.against(kept.proposal.incident):
+            with self._state.change():
+                self._book.set_outcome(intent.key, "not done", word)
+                self._moves(kept, "cleared", f"{word}, so it is not asked for again", "ended", final=True)
             return
         if held is not None or not self.is_due(kept):
             return

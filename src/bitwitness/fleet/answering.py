@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwitness.errors import ConfigurationError
+from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.fleet.approving import asking
 from bitwitness.fleet.clusters.base import one_line
+from bitwitness.fleet.damage import DAMAGE
+from bitwitness.fleet.judgements import word_beside
 from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.kept_answers import Question, Questions, Said, digest_of
+from bitwitness.fleet.kept_judgements import Word, Words
 from bitwitness.fleet.notify import About, clean, compose_rejection
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.state import State
@@ -110,6 +113,12 @@ def answer(state: State, which: str, said: Said, who: str, why: str, *, notifier
             raise ConfigurationError(
                 f"what is proposed about {question.node} has changed since it was asked: the controller asks anew in its next round"
             )
+        word = heard(state, question.incident)
+        if said == "approved" and word is not None and word.is_away:
+            raise ConfigurationError(
+                f"incident {question.incident} was {word.text}, so that the {question.act} of {question.node} is not approved. If it is to be "
+                "done all the same, judge the incident `confirmed` first (bitwitness incident judge)"
+            )
         Questions(state).answer(question.number, said, who, why)
         record = {
             "question": question.name,
@@ -154,6 +163,16 @@ def withdraw(state: State, which: str, who: str, why: str) -> Answered:
         text = asking(open_again, str(state.folder))
         Book(state).set_status(kept.key, "held", text, hold="approval")
         return Answered(open_again, f"the approval by {question.who} counts no more: {text}", new=True)
+
+
+def heard(state: State, incident: str) -> Word | None:
+    """What counts of an incident now: what stands beside it, else what the controller has heard."""
+    known = Book(state).incident(incident)
+    try:
+        word = None if known is None else word_beside(known.path)
+    except (BitwitnessError, OSError, *DAMAGE):  # the controller says so
+        word = None
+    return word or Words(state).of(incident)
 
 
 def _again(state: State, question: Question) -> Question:

@@ -21,6 +21,7 @@ from bitwitness.fleet.budget import Hold
 from bitwitness.fleet.clusters.base import Cluster, Finishing, Led, Recalling, Troubled
 from bitwitness.fleet.finishing import Finisher
 from bitwitness.fleet.following import Follower
+from bitwitness.fleet.judgements import Judges
 from bitwitness.fleet.keeping import Keeper
 from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.notify import Notifier
@@ -80,7 +81,8 @@ class Controller:
         self._teller = Teller(self.book, self._outbox, policy.owner, touching=own)
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._patience = Patience(state.clock)
-        self._actor = Actor(self.book, cluster, policy, self._teller, process, self._patience)
+        self._judges = Judges(self.book, policy, self._teller)
+        self._actor = Actor(self.book, cluster, policy, self._teller, process, self._judges, self._patience)
         recall = cluster.recall if isinstance(cluster, Recalling) else None
         self._follower = Follower(self.book, Patient(cluster, self._patience), recall)
         rest = cluster if isinstance(cluster, Finishing) else None
@@ -89,7 +91,7 @@ class Controller:
         self._requeuer = Requeuer(self.book, cluster, policy, self._teller, self._patience)
         self._reconsiderer = Reconsiderer(self.book, policy, self._teller, self._signals)
         self._returns = Returns(self.book, self._teller)
-        self._picker = Picker(self.book, policy, self._teller, self._returns, self._signals)
+        self._picker = Picker(self.book, policy, self._teller, self._returns, self._judges, self._signals)
         self._publisher = Publisher(state.folder, publish)
         self._led_by, self._lead_error = "", ""
         self._started()
@@ -177,6 +179,7 @@ class Controller:
         self._actor.renew()
         self._actor.settle()
         files, troubles = self._runs.now()
+        troubles += self._judges.round()
         troubles += self._picker.round(files)
         troubles += self._returns.round(files)
         self._act()

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.begun import CALL
 from bitwitness.fleet.clusters.base import Call, Finishing
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.kept import Book, Intent
 from bitwitness.fleet.patience import Patient
 from bitwitness.fleet.policy import FleetPolicy

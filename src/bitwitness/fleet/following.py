@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from bitwitness.errors import ClusterError
-from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Act, Cluster, NodeState
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.kept import Book, Intent
 from bitwitness.fleet.watching import Trouble
 

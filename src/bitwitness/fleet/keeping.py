@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 
 from bitwitness.errors import ClusterError
-from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Cluster, NodeState
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.kept import Book, Kept
 from bitwitness.fleet.watching import Trouble
 

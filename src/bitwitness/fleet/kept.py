@@ -16,6 +16,7 @@ from bitwitness.fleet.clock import moment
 from bitwitness.fleet.clusters.base import Act, Call, NodeState
 from bitwitness.fleet.decision import Naming, Proposal
 from bitwitness.fleet.kept_devices import Devices
+from bitwitness.fleet.kept_judgements import JUDGED_AWAY
 
 Status = Literal[
     "proposed",
@@ -44,7 +45,7 @@ Status = Literal[
     expired      could not be done in time; a person must look
     nothing      nothing is to be done to any node
     rejected     a person was asked, and has said no
-    cleared      a person returned the node to service before it was done
+    cleared      before it was done a person returned the node to service, or judged the incident a false alarm or a drill
 """
 
 _WAITING = "node = ? AND act IS NOT NULL AND status NOT IN ('done', 'already out', 'rejected', 'cleared', 'nothing')"
@@ -244,9 +245,16 @@ class Book(Devices):
             self.state.write("INSERT OR IGNORE INTO namings VALUES (?,?,?,?,?)", row)
 
     def namings(self) -> list[Naming]:
-        """Whom incidents named, without what was cleared by hand."""
-        rows = self.state.read("SELECT record FROM namings WHERE cleared IS NULL ORDER BY incident, record")
+        """Whom incidents named, without what was cleared by hand, and without drills and false alarms."""
+        rows = self.state.read(
+            f"SELECT record FROM namings WHERE cleared IS NULL AND NOT {JUDGED_AWAY} ORDER BY incident, record"  # noqa: S608
+        )
         return [Naming(**json.loads(row[0])) for row in rows]
+
+    def named_after(self, last: str, most: int) -> list[str]:
+        """So many incidents that name somebody, those with the next ids after this one."""
+        query = "SELECT DISTINCT incident FROM namings WHERE incident > ? ORDER BY incident LIMIT ?"
+        return [str(row[0]) for row in self.state.read(query, (last, most))]
 
     # What a person has answered ---------------------------------------------------------------------------------------
 
@@ -279,6 +287,21 @@ class Book(Devices):
             f"UPDATE proposals SET status = 'cleared', hold = '', why = ?, due = NULL, final = 1, updated = ? WHERE {_WAITING}",  # noqa: S608
             (why, self.state.stamp(), node),
         )
+
+    def end_unbegun(self, key: int, why: str) -> bool:
+        """End a proposal of whose act nothing was begun, because it is answered; False where something was, or it is done."""
+        begun = (
+            "SELECT 1 FROM intents WHERE proposal = ? AND (outcome = 'unclear' OR (outcome IS NULL AND started > 0))"
+        )
+        changed = self.state.write(
+            "UPDATE proposals SET status = 'cleared', hold = '', why = ?, due = NULL, final = 1, updated = ? WHERE key = ? AND act IS NOT NULL "  # noqa: S608
+            f"AND status IN ('proposed', 'observed', 'held', 'acting', 'failed', 'expired') AND NOT EXISTS ({begun})",
+            (why, self.state.stamp(), key, key),
+        )
+        if changed:
+            over = "UPDATE intents SET outcome = 'not done', text = ? WHERE proposal = ? AND outcome IS NULL"
+            self.state.write(over, (why, key))
+        return changed > 0
 
     # Proposals --------------------------------------------------------------------------------------------------------
 
@@ -369,8 +392,8 @@ class Book(Devices):
     def kept_out(self) -> dict[str, tuple[int, str]]:
         """Of each node that was taken out, by us or where we would have: its last such proposal, and when that came to its end."""
         rows = self.state.read(
-            "SELECT node, key, MAX(updated) FROM proposals WHERE final = 1 AND act IS NOT NULL "
-            "AND (status IN ('done', 'already out') OR (status = 'held' AND hold = 'not-ours')) GROUP BY node"
+            "SELECT node, key, MAX(updated) FROM proposals WHERE final = 1 AND act IS NOT NULL "  # noqa: S608
+            f"AND (status IN ('done', 'already out') OR (status = 'held' AND hold = 'not-ours')) AND NOT {JUDGED_AWAY} GROUP BY node"
         )
         return {str(node): (int(key), str(updated)) for node, key, updated in rows}
 

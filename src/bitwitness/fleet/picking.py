@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError
-from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.checked import check_incident
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.decision import Naming, Proposal, namings_of, propose
 from bitwitness.fleet.identity import slices_of, words_of
+from bitwitness.fleet.judgements import Judges, unless_judged
 from bitwitness.fleet.kept import Book, Cleared, Known
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.reconsidering import later_look
@@ -40,6 +41,7 @@ class Picker:
         policy: the thresholds.
         teller: tells people.
         returns: looks whether an incident shows a device that was taken out.
+        judges: know what people have said of incidents.
         read_signals: what the hardware says around an incident.
 
     Attributes:
@@ -47,10 +49,16 @@ class Picker:
     """
 
     def __init__(
-        self, book: Book, policy: FleetPolicy, teller: Teller, returns: Returns, read_signals: ReadSignals
+        self,
+        book: Book,
+        policy: FleetPolicy,
+        teller: Teller,
+        returns: Returns,
+        judges: Judges,
+        read_signals: ReadSignals,
     ) -> None:
         self._book, self._policy, self._teller, self._state = book, policy, teller, book.state
-        self._returns, self._signals = returns, read_signals
+        self._returns, self._judges, self._signals = returns, judges, read_signals
         self._known: set[str] = set()
         self._twins: dict[Path, str] = {}
         self._history: list[Naming] = []
@@ -136,6 +144,9 @@ class Picker:
     def _decide(self, incident: Incident, run: RunFiles, namings: Sequence[Naming]) -> None:
         name, verdict = incident.path.name, incident.verdict
         heard = self._hear(incident) if namings else ()
+        word = self._judges.first(incident, run.path)
+        if self._judges.look_at_strikes([one.device for one in namings], self._history):
+            self._remember()
         proposals = self._proposals(incident, run, namings, heard)
         known = Known(
             name,
@@ -159,11 +170,13 @@ class Picker:
             self._book.add_serials(_serials(heard))
             self._book.add_aliases(_aliases(heard))
             self._state.note("incident", f"{verdict.headline()} in {run.path}", incident=name)
+            if word is not None:
+                self._judges.note(word)
             for number, proposal in enumerate(proposals):
-                self._teller.propose(self._unless_answered(proposal, namings), number)
+                self._teller.propose(unless_judged(self._unless_answered(proposal, namings), word), number)
             self._returns.tell(self._returns.seen_in(incident, known, namings))
         self._known.add(name)
-        self._history += [one for one in namings if one not in answered]
+        self._history += [one for one in namings if one not in answered and not (word is not None and word.is_away)]
 
     def _hear(self, incident: Incident) -> Sequence[Signal]:
         """What the hardware says around an incident."""

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from bitwitness.errors import BitwitnessError
-from bitwitness.fleet.acting import DAMAGE
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.decision import Proposal, propose
 from bitwitness.fleet.kept import Book, Kept, Known
+from bitwitness.fleet.kept_judgements import Words
 from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.telling import Teller
@@ -58,10 +59,16 @@ class Reconsiderer:
 
     def __init__(self, book: Book, policy: FleetPolicy, teller: Teller, read_signals: ReadSignals) -> None:
         self._book, self._policy, self._teller, self._signals = book, policy, teller, read_signals
+        self._words = Words(book.state)
 
     def round(self) -> None:
         """Look again at those whose time has come."""
         for known in self._book.to_reconsider(_A_ROUND):
+            word = self._words.of(known.id)
+            if word is not None and word.is_away:
+                with self._book.state.change():
+                    self._book.reconsidered(known.id, None)
+                continue
             before = {one.number: one for one in self._book.proposals(incident=known.id)}
             try:
                 proposals, later = self._proposals(known, before.values())

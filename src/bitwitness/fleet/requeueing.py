@@ -11,8 +11,8 @@ import logging
 from datetime import timedelta
 
 from bitwitness.errors import ClusterError, ConfigurationError
-from bitwitness.fleet.acting import DAMAGE
 from bitwitness.fleet.clusters.base import Cluster, JobState
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.holding import OUT
 from bitwitness.fleet.kept import RETURNED, Book, Requeue
 from bitwitness.fleet.notify import Severity

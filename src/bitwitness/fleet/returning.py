@@ -12,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError
-from bitwitness.fleet.acting import DAMAGE
+from bitwitness.fleet.damage import DAMAGE
 from bitwitness.fleet.decision import Naming, Proposal
 from bitwitness.fleet.identity import Return, Sighting, returned, sightings_in, sightings_of
 from bitwitness.fleet.kept import RETURNED, Book, Known
+from bitwitness.fleet.kept_judgements import Words
 from bitwitness.fleet.telling import Teller
 from bitwitness.fleet.watching import Stamp, Trouble, check_size, stamp_of
 from bitwitness.runfiles import Incident, RunFiles
@@ -61,7 +62,10 @@ class Returns:
         return [one for one in each if isinstance(one, Trouble)]
 
     def _returned(self, seen: Sequence[Sighting]) -> list[Return]:
-        condemned = self._book.condemned()
+        away = Words(
+            self._state
+        ).away()  # nothing was wrong with these, though they stay out until a person returns them
+        condemned = [one for one in self._book.condemned() if one.incident not in away]
         if not condemned or not seen:
             return []
         kin = self._book.kin()

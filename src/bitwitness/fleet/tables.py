@@ -42,6 +42,15 @@ CREATE TABLE health_checks (
     text TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX health_checks_node ON health_checks (node);
+
+-- What an incident was judged to be, as far as the controller has heard; who is '' where records of injected faults say so.
+CREATE TABLE judgements (
+    incident TEXT PRIMARY KEY,
+    judgement TEXT NOT NULL,
+    who TEXT NOT NULL,
+    why TEXT NOT NULL,
+    time TEXT NOT NULL
+) WITHOUT ROWID;
 """
 """What came with schema 3."""
 

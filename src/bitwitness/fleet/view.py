@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,8 +18,10 @@ from bitwitness.fleet.approving import asking
 from bitwitness.fleet.budget import HOUR, left
 from bitwitness.fleet.clock import moment, stamp
 from bitwitness.fleet.clusters.base import one_line
+from bitwitness.fleet.judgements import still_out
 from bitwitness.fleet.kept import Book, Kept, Requeue
 from bitwitness.fleet.kept_answers import Question, Questions
+from bitwitness.fleet.kept_judgements import Word, Words
 from bitwitness.fleet.notify import clean, undo_command
 from bitwitness.fleet.outbox import Outbox
 from bitwitness.fleet.owning import STATE_LOCK, owned
@@ -53,6 +55,7 @@ class Report:
         messages: how many wait to be delivered.
         todo: what a person should do now, the most urgent first.
         questions: what waits for a person's answer, oldest first.
+        judged: what people have said of the incidents of these.
     """
 
     life: Life
@@ -69,6 +72,7 @@ class Report:
     todo: tuple[str, ...]
     more: int = 0
     questions: tuple[Question, ...] = ()
+    judged: tuple[Word, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values."""
@@ -98,6 +102,7 @@ class Report:
             "todo": list(self.todo),
             "todo_more": self.more,
             "questions": [one.to_json() for one in self.questions],
+            "judged": [one.to_json() for one in self.judged],
         }
 
 
@@ -113,14 +118,16 @@ def report(state: State, now: datetime | None = None) -> Report:
     """The controller now."""
     now = now or state.clock.now()
     book, about = Book(state), state.about()
-    kept = _with_cleared([one for one in book.proposals() if _is_shown(one, now)], state)
+    words = Words(state).all()
+    kept = _with_words(_with_cleared([one for one in book.proposals() if _is_shown(one, now)], state), words)
     life, text = _life(about, now, state.folder)
     troubles = tuple((since, said) for key, (said, since) in state.said().items() if not key.startswith("told:"))
     returns, messages = tuple(book.returns()), Outbox(state, ()).waiting()
     budget = _budget(book, about, now)
     requeues = tuple(book.requeues())
     questions = tuple(Questions(state).waiting())
-    todo = _todo(kept, returns, troubles, messages, questions, state)
+    todo = _todo(kept, returns, troubles, messages, questions, words, state)
+    about_these = {one.proposal.incident for one in kept} | {one.incident for one in questions}
     if life in ("silent", "stopped", "never"):
         todo.insert(0, _again(life, text, about, state))
     return Report(
@@ -138,6 +145,7 @@ def report(state: State, now: datetime | None = None) -> Report:
         tuple(todo[:LONGEST_TODO]),
         max(0, len(todo) - LONGEST_TODO),
         questions,
+        tuple(word for name, word in words.items() if name in about_these),
     )
 
 
@@ -156,6 +164,18 @@ def _with_cleared(kept: Sequence[Kept], state: State) -> list[Kept]:
             shown.append(replace(one, status="cleared", why=why, updated=by.time))
         else:
             shown.append(one)
+    return shown
+
+
+def _with_words(kept: Sequence[Kept], words: Mapping[str, Word]) -> list[Kept]:
+    """What people have said of its incident stands beside what became of a proposal."""
+    shown = []
+    for one in kept:
+        word = words.get(one.proposal.incident)
+        if word is None or word.text in one.why or word.text in one.proposal.reason:
+            shown.append(one)
+        else:
+            shown.append(replace(one, why=f"{one.why or one.proposal.reason}; its incident was {word.text}"))
     return shown
 
 
@@ -214,6 +234,7 @@ def _todo(
     troubles: Sequence[tuple[str, str]],
     waiting: dict[str, Any],
     questions: Sequence[Question],
+    words: Mapping[str, Word],
     state: State,
 ) -> list[str]:
     """The most urgent first, and of what is as urgent the newest. Every sentence says what to do, not only what is wrong."""
@@ -222,15 +243,25 @@ def _todo(
         f"{shown(one['text'])}. Take {one['node']} out, or if it was repaired: {undo_command(one['node'], folder)}"
         for one in returns
     ]
-    advised = [(rank, -place, text) for place, one in enumerate(kept) for rank, text in _advice(one)]
+    advised = [
+        (rank, -place, text)
+        for place, one in enumerate(kept)
+        for rank, text in _advice(one, words.get(one.proposal.incident))
+    ]
     first = [text for rank, _, text in sorted(advised) if rank == 0]
     found += first
-    found += [asking(one, folder) for one in reversed(questions)]
+    found += [still_out(node, word, folder) for node, word in Words(state).out()]
+    found += [_asking(one, words.get(one.incident), folder) for one in reversed(questions)]
     found += [f"since {since}: {shown(text)}" for since, text in reversed(troubles)]
     if waiting["failed"]:
         error = shown(str(waiting["error"]))
         found.append(f"{waiting['failed']} messages could not be delivered, so people may not know: {error}")
     return found + [text for rank, _, text in sorted(advised) if rank > 0]
+
+
+def _asking(question: Question, word: Word | None, folder: str) -> str:
+    judged = "" if word is None else f" (incident {question.incident} was {shown(word.text)})"
+    return f"{asking(question, folder)}{judged}"
 
 
 def _again(life: Life, text: str, about: dict[str, str], state: State) -> str:
@@ -245,20 +276,25 @@ def shown(text: str) -> str:
     return one_line(clean(text).replace("\n", " "), _SHOWN)
 
 
-def _advice(kept: Kept) -> list[tuple[int, str]]:
-    """What a person should do about one proposal, and how urgent that is, 0 first; nothing where nothing."""
+def _advice(kept: Kept, word: Word | None = None) -> list[tuple[int, str]]:
+    """What a person should do about one proposal, and how urgent that is, 0 first; nothing where nothing.
+
+    Whoever has judged an incident has looked at it; where it was no fault, nothing that is not begun is to be done about it.
+    """
     one, node, why = kept.proposal, kept.proposal.node, shown(kept.why)
     if kept.status == "unclear":
         return [(0, f"{node}: look whether the {one.act} happened, and finish it or `fleet clear` it by hand ({why})")]
     if kept.status == "failed":
         return [(0, f"{node}: the cluster does not take it out ({why}); take it out by hand if it goes on")]
+    if word is not None and word.is_away:
+        return []
     if kept.status == "expired":
         return [(1, f"{node}: it is still in service although {shown(one.reason)}")]
     if kept.hold in ("not-ours", "protected"):
         return [(2, f"{node}: {why}; a person must decide, because {shown(one.reason)}")]
     if kept.hold == "cluster":
         return [(0, f"{node}: {why}")]
-    if one.action == "contact" and kept.status == "nothing":
+    if one.action == "contact" and kept.status == "nothing" and word is None:
         return [(2, f"incident {one.incident}: {shown(one.reason)}")]
     return []
 
