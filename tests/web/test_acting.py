@@ -17,7 +17,6 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from bitwitness.errors import ClusterError
 from bitwitness.fleet.answering import answer
 from bitwitness.fleet.clusters.base import ActKind
 from bitwitness.fleet.kept_answers import Questions
@@ -28,6 +27,7 @@ from bitwitness.store.importing import Importer
 from bitwitness.store.tables import controllers, runs
 from bitwitness.web import links
 from bitwitness.web.acting import Acting, acting_of
+from bitwitness.web.acting_offers import HERE, LOOKING
 from bitwitness.web.acting_once import Forms, Stale
 from bitwitness.web.security import COOKIE
 from bitwitness.web.settings import Settings
@@ -237,19 +237,40 @@ def test_a_rejection(world: World) -> None:
     assert (world.play.cluster.calls(), world.play.statuses()) == ([], {"n1": "rejected"})
 
 
-def test_an_answer_is_taken_although_the_cluster_hangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bitwitness.web.acting_fleet._ASKING", 0.1)
-    over = threading.Event()
-
-    def hanging(*_: Any) -> Any:
-        over.wait(20)
-        raise ClusterError("it hung")
-
-    monkeypatch.setattr("bitwitness.fleet.clusters.fake.FakeCluster.look", hanging)
-    done = act(world.kim, world.approve())
+@pytest.mark.parametrize("said", ["approved", "rejected"])
+def test_an_answer_is_taken_although_the_cluster_hangs(
+    world: World, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr("bitwitness.web.acting_fleet._ASKING", 0.05)
+    over = hang(monkeypatch, "look")
+    address = world.approve() if said == "approved" else world.reject()
+    form = {**form_of(world.kim.get(address)), "why": WHY}
+    shared = acting_of(world.console.app)
+    shared.looking = 0.02
+    for number in range(8):
+        world.kim.get(links.return_node(f"n{number % 4}"))
+    shared.looking = LOOKING
+    for _ in range(HERE + 1):  # more than may wait at one time, of which none waits for long
+        assert world.kim.get(address).status_code == 200
+    done = world.kim.post(address, form)
     over.set()
     assert done.status_code == 200
-    assert len(world.play.state.history(what="approved")) == 1
+    assert len(world.play.state.history(what=said)) == 1
+
+
+def test_what_was_judged_away_is_shown_and_cannot_be_approved(world: World) -> None:
+    run = RunFiles(world.play.run_dir)
+    (path,) = run.incidents()
+    before = {**form_of(world.kim.get(world.approve())), "why": WHY}
+    form = {**form_of(world.kim.get(links.judge(1, path.name))), "why": "the loss scale", "judgement": "false-alarm"}
+    assert world.kim.post(links.judge(1, path.name), form).status_code == 200
+    answered = world.kim.post(world.approve(), before)
+    assert (answered.status_code, "is not what was shown any more" in answered.text) == (409, True)
+    assert "judged a false alarm by kim (console)" in answered.text
+    answered = world.kim.post(world.approve(), {**form_of(answered), "why": WHY})
+    assert (answered.status_code, "is not approved" in answered.text) == (409, True)
+    world.play.rounds(3)
+    assert (world.play.cluster.calls(), world.play.statuses()) == ([], {"n1": "cleared"})
 
 
 # What has changed ------------------------------------------------------------------------------------------------------
@@ -489,10 +510,19 @@ def test_few_wait_for_a_cluster_that_hangs_and_the_others_are_told_at_once(
     shared = acting_of(out.console.app)
     shared.looking = 0.02
     over = hang(monkeypatch, "look")
-    codes = [out.kim.get(links.health_check("n1")).status_code for _ in range(8)]
-    assert codes == [504] * 8
+    codes = [out.kim.get(links.health_check("n1")).status_code for _ in range(2)]
+    assert codes == [504] * 2
     page = out.kim.get(links.health_check("n1"))
-    assert (page.status_code, "too many requests wait" in page.text) == (504, True)
+    assert (page.status_code, "too many requests wait for an answer about n1" in page.text) == (504, True)
+    others = [out.kim.get(links.return_node(f"n{number % 4}")) for number in (0, 0, 2, 2, 3, 3)]
+    assert ["no answer within" in page.text for page in others] == [True] * 6
+    page = out.kim.get(links.return_node("n9"))
+    assert (page.status_code, "too many requests wait for what does not answer" in page.text) == (504, True)
+    run = RunFiles(out.play.run_dir)
+    (path,) = run.incidents()
+    address = links.judge(1, path.name)
+    form = {**form_of(out.kim.get(address)), "why": "the vendor says so", "judgement": "confirmed"}
+    assert out.kim.post(address, form).status_code == 200, "which asks no cluster"
     over.set()
     for _ in range(500):
         if (page := out.kim.get(links.health_check("n1"))).status_code == 200:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, FastAPI, Path
@@ -24,6 +24,7 @@ from bitwitness.web import links
 from bitwitness.web.acting_fleet import Answering, HealthCheck, Returning, fleet_of
 from bitwitness.web.acting_offers import (
     DOING,
+    HERE,
     LOOKING,
     Bounded,
     Doing,
@@ -43,6 +44,8 @@ from bitwitness.web.sessions import Session
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LONGEST_REASON = 2000
 _FORM = "application/x-www-form-urlencoded"
 Operator = Annotated[Session, Depends(acting)]
@@ -55,11 +58,15 @@ router = APIRouter(include_in_schema=False)
 
 
 class Acting:
-    """What all acts of one console share: its forms, and how many wait for clusters."""
+    """What all acts of one console share: its forms, how many wait for clusters, and how many for nothing but files."""
 
     def __init__(self) -> None:
-        self.forms, self.bounded = Forms(), Bounded()
+        self.forms, self.clusters, self.here = Forms(), Bounded(), Bounded(HERE, HERE)
         self.looking, self.doing = LOOKING, DOING
+
+    def run(self, what: Callable[[], T], limit: float, node: str) -> T:
+        """Run what may hang; `node`: whose cluster it asks, "" for none."""
+        return self.clusters.run(what, limit, node) if node else self.here.run(what, limit)
 
 
 _making = threading.Lock()
@@ -94,12 +101,19 @@ Form = Annotated[Sent, Depends(_sent)]
 
 
 def _show(
-    request: Request, who: Session, make: Callable[[], Doing], *, status: int = 200, text: str = "", why: str = ""
+    request: Request,
+    who: Session,
+    make: Callable[[], Doing],
+    *,
+    node: str = "",
+    status: int = 200,
+    text: str = "",
+    why: str = "",
 ) -> Response:
     """The offer as it stands now, with a form of its own."""
     shared = acting_of(request.app)
     try:
-        offer = shared.bounded.run(lambda: make().offer(), shared.looking)
+        offer = shared.run(lambda: make().offer(), shared.looking, node)
     except NotFound as error:
         return _tell(request, refused("There is no such thing", str(error), links.fleet(), 404))
     except ConfigurationError as error:
@@ -117,24 +131,25 @@ def _show(
     )
 
 
-def _do(request: Request, who: Session, sent: Sent, make: Callable[[], Doing]) -> Response:
+def _do(request: Request, who: Session, sent: Sent, make: Callable[[], Doing], *, node: str = "") -> Response:
     """Do what a form asks for, once."""
     shared = acting_of(request.app)
     if not sent.why or len(sent.why) > _LONGEST_REASON:
         text = f"Say why, in at most {_LONGEST_REASON} characters: it is kept with what is done."
-        return _show(request, who, make, status=422, text=text, why=sent.why[:_LONGEST_REASON])
+        return _show(request, who, make, node=node, status=422, text=text, why=sent.why[:_LONGEST_REASON])
     try:
         before = shared.forms.claim(sent.form, request.url.path, who.name)
     except Stale:
         text = "The form was too old, or not from here. Nothing was done: look at it again."
-        return _show(request, who, make, status=409, text=text, why=sent.why)
+        return _show(request, who, make, node=node, status=409, text=text, why=sent.why)
     except UnderWay:
         text = "The same form was sent before, and that is under way. Nothing was done a second time: look at the page in a moment."
         return _tell(request, Done(202, "It is under way", text, "unknown", links.fleet()))
     if before is not None:
         return _tell(request, before)
     try:
-        done = shared.bounded.run(partial(_work, shared, sent, f"{who.name} (console)", make), shared.doing)
+        work = partial(_work, shared, sent, f"{who.name} (console)", make)
+        done = shared.run(work, shared.doing, node)
     except NotAnswered as error:
         if str(error).startswith("too many"):
             shared.forms.release(sent.form)
@@ -142,7 +157,7 @@ def _do(request: Request, who: Session, sent: Sent, make: Callable[[], Doing]) -
         text = f"{error}. It goes on, so it may still happen, or have happened: look at the node and at its history before you try again."
         return _tell(request, Done(504, "It is not known what happened", text, "unknown", links.fleet()))
     if done.status == 409 and done.happened == "no" and done.title == _CHANGED:
-        return _show(request, who, make, status=409, text=done.text, why=sent.why)
+        return _show(request, who, make, node=node, status=409, text=done.text, why=sent.why)
     return _tell(request, done)
 
 
@@ -213,7 +228,7 @@ def _answering(
             raise ConfigurationError(
                 f"this console was not started with --fleet {folder}: it answers only for its own controllers"
             )
-        return Answering(folder, key, said, acting_of(request.app).bounded)
+        return Answering(folder, key, said, acting_of(request.app).clusters)
 
     return make
 
@@ -261,25 +276,25 @@ def _of_node(kind: type[Returning | HealthCheck], settings: Given, name: str, fl
 @router.get("/act/return/{name:path}")
 def show_return(request: Request, who: Operator, settings: Given, name: Name, fleet: str = "") -> Response:
     """What a return would do."""
-    return _show(request, who, _of_node(Returning, settings, name, fleet))
+    return _show(request, who, _of_node(Returning, settings, name, fleet), node=name)
 
 
 @router.post("/act/return/{name:path}")
 def return_node(request: Request, who: Operator, settings: Given, name: Name, sent: Form, fleet: str = "") -> Response:
     """Return a node to service."""
-    return _do(request, who, sent, _of_node(Returning, settings, name, fleet))
+    return _do(request, who, sent, _of_node(Returning, settings, name, fleet), node=name)
 
 
 @router.get("/act/health-check/{name:path}")
 def show_health_check(request: Request, who: Operator, settings: Given, name: Name, fleet: str = "") -> Response:
     """What a health check would do."""
-    return _show(request, who, _of_node(HealthCheck, settings, name, fleet))
+    return _show(request, who, _of_node(HealthCheck, settings, name, fleet), node=name)
 
 
 @router.post("/act/health-check/{name:path}")
 def health_check(request: Request, who: Operator, settings: Given, name: Name, sent: Form, fleet: str = "") -> Response:
     """Start a health check of a node."""
-    return _do(request, who, sent, _of_node(HealthCheck, settings, name, fleet))
+    return _do(request, who, sent, _of_node(HealthCheck, settings, name, fleet), node=name)
 
 
 def _of_run(data: Data, settings: Given, key: int, incident: str = "") -> Callable[[], Doing]:

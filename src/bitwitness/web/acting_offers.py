@@ -1,13 +1,14 @@
 """What an act from the console would do, and what became of it: records, made before anything is done and shown first.
 
 Where the cluster hangs only the request that asks it waits, and not for ever: each is asked in a thread of its own, of which there are
-few, so that a page that asks nobody is always answered.
+few, and fewer for one node. What asks no cluster has threads of its own, so that it is always answered.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,10 @@ LOOKING, DOING = 25.0, 90.0
 """Seconds that an offer is waited for, and that an act is."""
 AT_ONCE = 8
 """Requests that may wait for clusters at one time."""
+EACH = 2
+"""Of these, for one node: one that hangs must not keep people from all others."""
+HERE = 2 * AT_ONCE
+"""Requests that may read and write files at one time; more than may wait for clusters, for which these wait a little too."""
 HIDDEN = "THE REASON THAT YOU GIVE"
 """Stands in shown calls where the reason will stand."""
 
@@ -137,19 +142,36 @@ class Doing(Protocol):
 class Bounded:
     """Runs what may hang, a few at a time, and waits only so long."""
 
-    def __init__(self, most: int = AT_ONCE) -> None:
-        self._free = threading.BoundedSemaphore(most)
+    def __init__(self, most: int = AT_ONCE, each: int = EACH) -> None:
+        self._most, self._each = most, each
+        self._lock, self._running = threading.Lock(), Counter[str]()
 
-    def run(self, what: Callable[[], T], limit: float) -> T:
+    def _begin(self, about: str) -> None:
+        with self._lock:
+            mine = self._running[about] if about else 0
+            if self._running.total() >= self._most or mine >= self._each:
+                what = f"an answer about {about}" if mine >= self._each else "what does not answer"
+                raise NotAnswered(f"too many requests wait for {what}: nothing was begun, try again later")
+            self._running[about] += 1
+
+    def _end(self, about: str) -> None:
+        with self._lock:
+            self._running[about] -= 1
+            if not self._running[about]:
+                del self._running[about]
+
+    def run(self, what: Callable[[], T], limit: float, about: str = "") -> T:
         """The answer, or what it raised.
+
+        Args:
+            what: is run.
+            limit: seconds for which it is waited for.
+            about: which node is asked about, of which only a few are at one time; "" for none.
 
         Raises:
             NotAnswered: it took too long, and goes on by itself; or too many are waited for already, and it was not begun.
         """
-        if not self._free.acquire(blocking=False):
-            raise NotAnswered(
-                "too many requests wait for a cluster that does not answer: nothing was begun, try again later"
-            )
+        self._begin(about)
         found: list[T] = []
         failed: list[BaseException] = []
         over = threading.Event()
@@ -160,7 +182,7 @@ class Bounded:
             except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
                 failed.append(error)
             finally:
-                self._free.release()
+                self._end(about)
                 over.set()
 
         threading.Thread(target=work, daemon=True, name="bitwitness-act").start()
@@ -181,8 +203,8 @@ def writable(path: Path, whose: str) -> Check:
 
 
 def sentence(text: str) -> str:
-    """What a command says, as a sentence of a page."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+    """What a command says, as a sentence of a page; its first letter stays, because it may be that of a name, and `N1` is another node."""
+    return text + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def refused(title: str, text: str, back: str, status: int = 409) -> Done:

@@ -137,7 +137,7 @@ class Judging:
         return Offer(
             title=f"Judge incident {self.incident}",
             verb="Keep this judgement",
-            text="It is kept beside the incident with your name, changes nothing of what was found, and touches no node. The last word counts.",
+            text=_JUDGING,
             back=links.incident(self.key, self.incident),
             digest=digest_of((), str(folder), json.dumps(dict(last or {}), sort_keys=True, default=str)),
             checks=(writable(folder / "actions.jsonl", "beside the incident"),),
@@ -158,6 +158,11 @@ class Judging:
         return Done(200, "Judged", sentence(done.text), "yes" if done.new else "no", offer.back)
 
 
+_JUDGING = (
+    "It is kept beside the incident with your name, and changes nothing of what was found. The last word counts. By a false alarm or a drill "
+    "a controller of the fleet that watches this run ends what it has proposed and not begun, and counts no strike; a node that is out "
+    "already stays out until a person returns it."
+)
 _MEANS = {
     "confirmed": "confirmed: a test, a repair or the vendor has shown that it was so",
     "false-alarm": "a false alarm: nothing was wrong with the hardware",
