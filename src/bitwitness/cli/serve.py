@@ -174,9 +174,12 @@ def _serve(asked: Asked) -> None:
     from bitwitness.web.app import create
     from bitwitness.web.manners import MANNERS
     from bitwitness.web.status import Status
+    from bitwitness.web.users import UsersFile
 
     settings, token = _settings(asked)
     with ExitStack() as stack:
+        if isinstance(settings.users, UsersFile):
+            stack.enter_context(settings.users)
         stop = stack.enter_context(_stopped_by_signals())
         status = Status()
         database = stack.enter_context(_database(asked))

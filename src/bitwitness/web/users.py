@@ -2,6 +2,9 @@
 
 A file that others can change is refused, because whoever writes it gives himself the role of an operator. While it cannot be
 read, nobody is signed in: a user who was removed must not stay because the file was damaged at the same time.
+
+No request waits for the file: a thread looks at it, and what it cannot read in time counts as unreadable, so that neither a pipe
+in its place nor storage that hangs stops the console.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.web.hashing import OF_TOKEN, digest, hashed, id_of, is_hash, make_token
@@ -32,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LARGEST = 1 << 20
 _EVERY = 1.0
 """Seconds between two looks at the file."""
+LONGEST_LOOK = 15.0
+"""Seconds a look may take: for longer, nobody can know who was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +90,80 @@ class OneToken:
 
 
 class UsersFile:
-    """The users of a file, as it is now."""
+    """The users of a file, as it was within the last seconds.
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = path, clock
-        self._lock = threading.Lock()
-        self._looked, self._state, self._said = clock(), _state(path), ""
+    In a `with`, a thread looks at it; else whoever asks does so, and waits for it.
+
+    Args:
+        path: the file.
+        clock: the time.
+        seconds: in which a look at it must be over.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, seconds: float = LONGEST_LOOK) -> None:
+        self._path, self._clock, self._seconds = path, clock, seconds
+        self._looked, self._said = clock(), ""
+        self._state: tuple[int, ...] | None = None
         self._names: Mapping[str, User] = {}
         self._tokens: Mapping[str, User] = {}
-        self._keep(read(path))
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        first = threading.Thread(target=self._look, name="bitwitness-users", daemon=True)
+        first.start()
+        first.join(seconds)
+        if first.is_alive():
+            raise ConfigurationError(f"{path} (users) could not be read within {seconds:g} s: look at its storage")
+        if self._said:
+            raise ConfigurationError(self._said)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run, name="bitwitness-users", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
 
     def named(self, name: str) -> User | None:
         """The user of a name."""
-        self._refresh()
-        return self._names.get(name)
+        return self._names.get(name) if self._known() else None
 
     def of_token(self, token_id: str) -> User | None:
         """The user of a token's id."""
-        self._refresh()
-        return self._tokens.get(token_id)
+        return self._tokens.get(token_id) if self._known() else None
 
-    def _refresh(self) -> None:
-        with self._lock:
-            now = self._clock()
-            if now - self._looked < _EVERY:
-                return
-            self._looked, state = now, _state(self._path)
-            if state == self._state and not self._said:
-                return
-            try:
+    def _known(self) -> bool:
+        """Whether what is known is new enough."""
+        if self._thread is None:
+            with self._lock:
+                if self._clock() - self._looked >= _EVERY:
+                    self._tell(self._look())
+        return self._clock() - self._looked < self._seconds
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY):
+            self._tell(self._look())
+
+    def _look(self) -> str:
+        """Read the file, if it has changed; what is wrong with it, where that is new."""
+        begun, before = self._clock(), self._said
+        try:
+            state = _state(self._path)
+            if state != self._state or self._said:
                 self._keep(read(self._path))
                 self._state, self._said = state, ""
-            except ConfigurationError as error:
-                self._keep(())
-                if str(error) != self._said:
-                    self._said = str(error)
-                    logger.error("nobody can sign in, and nobody is signed in any more: %s", error)  # noqa: TRY400 - no bug
+        except ConfigurationError as error:
+            self._keep(())
+            self._said = str(error)
+        self._looked = begun
+        return self._said if self._said != before else ""
+
+    def _tell(self, problem: str) -> None:
+        if problem:
+            logger.error("nobody can sign in, and nobody is signed in any more: %s", problem)
 
     def _keep(self, users: Iterable[User]) -> None:
         self._names = {user.name: user for user in users}
@@ -134,14 +177,17 @@ def read(path: Path) -> tuple[User, ...]:
         ConfigurationError: it cannot be read, others can change or read it, or it is not of this form.
     """
     try:
-        with path.open("rb") as file:
-            _check(path, os.fstat(file.fileno()))
+        # A link is followed, once: secrets of Kubernetes are mounted as such. The folders of both are looked at.
+        number = os.open(path.resolve(), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            _check(path, os.fstat(number))
             content = file.read(_LARGEST + 1)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # a loop of links is the latter
         made = "; `bitwitness console user add` makes one" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigurationError(f"{path} (users) cannot be read: {error.strerror or error}{made}") from error
+        said = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"{path} (users) cannot be read: {said}{made}") from error
     if len(content) > _LARGEST:
-        raise ConfigurationError(f"{path} (users) is larger than {_LARGEST >> 20} MiB")
+        raise _too_large(path)
     try:
         return _parse(json.loads(content))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -220,6 +266,8 @@ class _locked:  # noqa: N801 - used as a statement
 def _check(path: Path, state: os.stat_result) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise ConfigurationError(f"{path} (users) is not a regular file")
+    if state.st_size > _LARGEST:
+        raise _too_large(path)
     mode = stat.S_IMODE(state.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigurationError(
@@ -229,11 +277,16 @@ def _check(path: Path, state: os.stat_result) -> None:
         raise ConfigurationError(
             f"{path} (users) belongs to another user (uid {state.st_uid}): who owns it can change it"
         )
-    folder = path.absolute().parent.stat()
-    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-        raise ConfigurationError(
-            f"{path} (users) is in a folder that everybody can write to, so that anybody can replace it: chmod o-w {path.parent}"
-        )
+    for folder in {path.absolute().parent, path.resolve().parent}:
+        found = folder.stat().st_mode
+        if found & stat.S_IWOTH and not found & stat.S_ISVTX:
+            raise ConfigurationError(
+                f"{path} (users) is in a folder that everybody can write to, so that anybody can replace it: chmod o-w {folder}"
+            )
+
+
+def _too_large(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"{path} (users) is larger than {_LARGEST >> 20} MiB")
 
 
 def _state(path: Path) -> tuple[int, ...]:
