@@ -6,6 +6,7 @@ import csv
 import gc
 import io
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from bitwitness.store.database import Database
 from bitwitness.store.tables import runs, stays
-from bitwitness.web.exporting import AT_ONCE, _stream, cell, lines
+from bitwitness.web.exporting import AT_ONCE, OF_ONE, Exports, _stream, cell, lines
 from bitwitness.web.links import EXPORTS, export
 from tests.web.client import Console, console
 
@@ -129,11 +130,18 @@ def test_rows_come_as_they_are_read() -> None:
 
 
 def test_only_some_are_fetched_at_once_and_who_goes_away_makes_room(shown: Console) -> None:
-    places = shown.app.state.exports
-    for _ in range(AT_ONCE):
-        assert places.acquire(blocking=False)
-    answer = shown.program().get("/export/runs.csv")
+    places: Exports = shown.app.state.exports
+    for _ in range(OF_ONE):
+        places.enter("192.0.2.1")
+    answer = shown.program(address="192.0.2.1").get("/export/runs.csv")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert "for you: try again when one of them is done" in answer.json()["error"]
+    assert shown.program(address="192.0.2.2").get("/export/runs.csv").status_code == 200
+    for number in range(AT_ONCE - OF_ONE):
+        places.enter(f"other {number}")
+    answer = shown.program(address="192.0.2.2").get("/export/runs.csv")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    assert "no more at once" in answer.json()["error"]
     closed: list[bool] = []
 
     def rows() -> Iterator[list[int]]:
@@ -145,7 +153,7 @@ def test_only_some_are_fetched_at_once_and_who_goes_away_makes_room(shown: Conso
 
     async def leave() -> None:
         source = rows()
-        stream = _stream(lines(["n"], source), source, places)
+        stream = _stream(lines(["n"], source), source, partial(places.leave, "192.0.2.1"))
         assert await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
 
@@ -153,8 +161,8 @@ def test_only_some_are_fetched_at_once_and_who_goes_away_makes_room(shown: Conso
     gc.collect()
     assert closed == [True]
     assert shown.program().get("/export/runs.csv").status_code == 200  # in the place that became free
-    for _ in range(AT_ONCE - 1):
-        places.release()
+    assert len(places) == AT_ONCE - 1
+    places._running.clear()
 
 
 def test_half_a_table_is_no_table(shown: Console) -> None:
@@ -165,12 +173,12 @@ def test_half_a_table_is_no_table(shown: Console) -> None:
         raise OSError("gone")
 
     async def read() -> None:
-        places = shown.app.state.exports
-        places.acquire()
+        places: Exports = shown.app.state.exports
+        places.enter("testing")
         source = rows()
-        got = [part async for part in _stream(lines(["n"], source), source, places)]
+        got = [part async for part in _stream(lines(["n"], source), source, partial(places.leave, "testing"))]
         raise AssertionError(f"{len(got)} parts, and no error")
 
     with pytest.raises(OSError, match="gone"):
         anyio.run(read)
-    assert shown.program().get("/export/runs.csv").status_code == 200  # its place is free again
+    assert len(shown.app.state.exports) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from fastapi import FastAPI
@@ -50,7 +49,7 @@ def create(database: Database, settings: Settings | None = None, status: Status 
     app.state.database, app.state.settings, app.state.status = database, settings, status
     app.state.sessions, app.state.signing = sessions, signing
     app.state.changes = Changes(lambda: queries.change(database), status)
-    app.state.exports = threading.BoundedSemaphore(exporting.AT_ONCE)
+    app.state.exports = exporting.Exports()
     links.set_versions({name: file.digest for name, file in files.files().items()})
     for part in (pages, acting, exporting, events, metrics, files, entering, listing):
         app.include_router(part.router)
