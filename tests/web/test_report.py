@@ -27,7 +27,8 @@ from bitwitness.fleet.signals.gather import IDENTITY
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.runfiles import RunFiles
 from bitwitness.topology import Topology
-from bitwitness.web.report import Report, gather
+from bitwitness.web.report import gather
+from bitwitness.web.report_records import Report
 from bitwitness.web.report_redacting import redact
 from bitwitness.web.report_rendering import escaped, html, markdown
 from bitwitness.web.report_words import standing
@@ -346,7 +347,7 @@ def hostile(folder: Path, nodes: int = 3) -> Report:
     notes = [*HOSTILE]
     samples.write(folder, seen, where, notes=notes, scheduler_job=text, saved=(1,))
     run = RunFiles(folder)
-    run.note_action(run.incidents()[0].name, "restarted", reason=text, node=names[0])
+    run.note_action(run.incidents()[0].name, "restarted", reason=text, node=names[0], who=text)
     return gather(run)
 
 

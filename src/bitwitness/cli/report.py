@@ -12,13 +12,15 @@ from bitwitness.cli.logs import log_to_stderr
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.errors import ConfigurationError, MissingExtra, RunFilesError
-from bitwitness.runfiles import write_bytes
+from bitwitness.runfiles import RunFiles, write_bytes
 
 if TYPE_CHECKING:
-    from bitwitness.web.report import Report
+    from bitwitness.web.report_records import Report
 
 _LOOK = 4096
 """Bytes at either end of a file in which it says who made it."""
+_LARGE = 32 << 20
+"""Bytes of journals that take longer to read than anybody waits without a word."""
 
 
 @click.command()
@@ -32,7 +34,9 @@ _LOOK = 4096
     metavar="STATE",
     help="State folder of `bitwitness fleet watch`: signals, what was done.",
 )
-@click.option("--redact", is_flag=True, help="Replace names of nodes, paths and people; devices keep their identity.")
+@click.option(
+    "--redact", is_flag=True, help="Leave out what may name a node, a path or a person; devices keep their identity."
+)
 @click.option("--force", is_flag=True, help="Overwrite files that are no reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(
@@ -71,6 +75,7 @@ def report(
         raise ConfigurationError(f"--html and --markdown are the same file, {paths[0]}: give two")
     for path in paths:
         _refuse_others(path, force)
+    _say_if_large(files)
     found = gather(files, incident, fleet)
     if redact:
         found = without_names(found)
@@ -79,7 +84,8 @@ def report(
     if markdown and markdown != "-":
         write_bytes(Path(markdown), markdown_of(found).encode())
     if as_json:
-        print_json({"standing": standing(found).kind, "written": [str(path) for path in paths], **found.to_json()})
+        written = {} if redact else {"written": [str(path) for path in paths]}  # a path names whoever has the folder
+        print_json({"standing": standing(found).kind, **written, **found.to_json()})
         return
     if printed:
         click.echo(markdown_of(found), nl=False)
@@ -109,6 +115,16 @@ def _refuse_others(path: Path, force: bool) -> None:
         raise RunFilesError(f"{path} cannot be read: {error.strerror or error}") from error
     if MADE_BY.encode() not in head + tail:
         raise ConfigurationError(f"{path} is there and is no report: give another name, or --force to overwrite it")
+
+
+def _say_if_large(files: RunFiles) -> None:
+    """On stderr, that it takes a while: all of a run is read, so that a report says what the console says."""
+    size = files.size()
+    if size >= _LARGE:
+        screen = console(stderr=True)
+        screen.print(
+            styled(f"Reading {size >> 20} MiB of journals in {files.path}, which takes a while"), soft_wrap=True
+        )
 
 
 def _say(found: Report, paths: list[Path]) -> None:

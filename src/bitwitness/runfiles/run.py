@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +88,14 @@ class RunFiles:
     def read_journal(self, rank: int) -> Iterator[dict[str, Any]]:
         """The records of one rank's journal, in order; none where it does not exist."""
         return read_journal(self.path / "journal" / f"rank-{rank:05d}.jsonl")
+
+    def size(self) -> int:
+        """Bytes of all journals, as far as they can be looked at."""
+        total = 0
+        for path in (self.path / "journal").glob("rank-*.jsonl"):
+            with suppress(OSError):
+                total += path.stat().st_size
+        return total
 
     def incidents(self) -> list[Path]:
         """The incidents, oldest first. Staged ones, whose writer died, do not count."""

@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from bitwitness.web import report_words
-from bitwitness.web.report import Report
+from bitwitness.web import report_nobody, report_words
+from bitwitness.web.report_records import Report
 from bitwitness.web.templating import environment, plain
 
 MADE_BY = "Made by bitwitness report"
@@ -56,6 +56,7 @@ def _context(report: Report) -> dict[str, Any]:
         "page": report.page,
         "one": report.page.incident,
         "words": report_words,
+        "nobody": report_nobody,
         "standing": report_words.standing(report),
         "made_by": MADE_BY,
     }

@@ -14,11 +14,9 @@ from typing import Literal
 
 from bitwitness.store.pages import AuditRow
 from bitwitness.web.reasons import listed
-from bitwitness.web.report import INJECTED, Report
+from bitwitness.web.report_records import INJECTED, Report
 
 Kind = Literal["replacement", "suspicion", "nobody", "drill", "false alarm", "unconfirmed"]
-CONTROLLER = "controller"
-LEFT_OUT = "(what a person wrote is left out of this copy)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,8 @@ def signals(report: Report) -> str:
     """What stands in the place of signals where there are none: never that all is well."""
     if not report.fleet:
         return "Not collected: no state of a fleet controller was given to this report (--fleet). That is no sign of health."
+    if report.page.incident.status != "attributed" and report.page.proposals:
+        return "Signals name devices, and this report names none: `bitwitness fleet status` and the console show what the fleet has heard."
     if not report.page.proposals:
         return "Not collected: the fleet controller whose state was given knows nothing of this incident. That is no sign of health."
     return "No signal that the fleet controller has kept bears on this incident. That is no sign of health: nothing may have been collected."
@@ -198,13 +198,17 @@ def history(report: Report) -> tuple[AuditRow, ...]:
 def included(report: Report) -> str:
     """What of the machine and of people stands in it."""
     if report.redacted is None:
-        return (
-            "It holds identities of devices, names of nodes and pods, paths of the run, names of people who acted and of their machines, "
-            "names of tensors, and what people wrote. With --redact it is made without names of nodes, paths and people."
+        places = (
+            "identities of devices, names of nodes and pods, paths of the run, names of people who acted and of their machines, names of "
+            "tensors, and what people wrote"
+            if report.page.incident.status == "attributed"
+            else "paths of the run, names of people who acted and of their machines, and names of tensors; nothing that tells a node or a "
+            "device, and so nothing that people wrote"
         )
+        return f"It holds {places}. With --redact it is made without names of nodes, paths and people."
     counts = ", ".join(f"{kind}: {count}" for kind, count in report.redacted.items() if count) or "nothing"
     return (
-        f"Names of nodes, pods, jobs and people, addresses and paths were replaced, each by the same word everywhere ({counts}), and "
-        "what people wrote was left out. Identities of devices, models, software, names of tensors and of files were kept. Read it "
-        "before you send it."
+        "It was made without names: what is in it has a form that holds none, e.g. numbers, times, digests and words of bitwitness, or was "
+        f"replaced, the same name by the same word everywhere, or left out ({counts}). Identities of devices with their serial numbers, "
+        "models, versions of software and names of tensors were kept. Read it before you send it."
     )
