@@ -19,6 +19,7 @@ from bitwitness.store import pages
 from bitwitness.topology import Topology
 from bitwitness.verdict import decide
 from bitwitness.web import reasons
+from bitwitness.web.acting_offers import sentence as as_sentence
 from tests.cli import samples
 from tests.web import records
 
@@ -232,3 +233,16 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path) -> None:
         assert words[0] == "bitwitness"
         done = CliRunner(env={"COLUMNS": "110", "TERM": "dumb"}).invoke(cli, words[1:])
         assert done.exit_code == 0, (line, done.output)
+
+
+def test_no_sentence_changes_a_name() -> None:
+    assert as_sentence("n1 is IDLE") == "n1 is IDLE."
+    assert as_sentence("is it?") == "is it?"
+    page = records.incident_page()
+    named = dataclasses.replace(
+        page, placement=tuple(dataclasses.replace(one, node=f"iBM-{one.node}") for one in page.placement)
+    )
+    said = " ".join(reasons.why(named))
+    assert "Rank 4 on iBM-node-2 got" in said
+    assert "IBM" not in said
+    assert reasons.why(named) == [one.replace("node-", "iBM-node-") for one in reasons.why(page)]

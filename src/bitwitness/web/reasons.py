@@ -180,12 +180,15 @@ class _Nodes:
     def of(self, rank: int) -> str:
         return self._of.get(rank, "")
 
-    def said(self, rank: int) -> str:
+    def said(self, rank: int, word: str = "rank") -> str:
         node = self.of(rank)
-        return f"rank {rank} on {node}" if node else f"rank {rank} (its node is not on record)"
+        return f"{word} {rank} on {node}" if node else f"{word} {rank} (its node is not on record)"
 
-    def all_said(self, ranks: Iterable[int]) -> str:
-        return listed([self.said(rank) for rank in sorted(set(ranks))], most=6)
+    def all_said(self, ranks: Iterable[int], word: str = "rank") -> str:
+        """Several of them; `word` stands before the first alone, which a sentence may begin with."""
+        return listed(
+            [self.said(rank, word if place == 0 else "rank") for place, rank in enumerate(sorted(set(ranks)))], most=6
+        )
 
     def among(self, ranks: Iterable[int]) -> set[str]:
         return {self.of(rank) for rank in ranks} - {""}
@@ -228,13 +231,14 @@ def _why_rank(rank: int, page: IncidentPage, every: Sequence[Comparison[Seen]], 
     mine = next(seen for seen in one.seen if seen.rank == rank)
     what = _work(one, rank)
     wrong = next((run for run in runs(mine) if run != value), mine.value)
-    yield f"{_upper(nodes.said(rank))} got {short(wrong)} for {what}."
-    others = listed([nodes.said(other) for other in backers], most=4)
+    yield f"{nodes.said(rank, 'Rank')} got {short(wrong)} for {what}."
+    first, *rest = backers
+    others = listed([nodes.said(first, "Rank"), *map(nodes.said, rest)], most=4)
     if one.owner is None:
-        yield f"{_upper(others)} hold {short(value)} for the same."
+        yield f"{others} hold {short(value)} for the same."
     else:
         times = 1 + min((len(seen.repeats) for seen in one.seen if seen.rank in backers), default=0)
-        yield f"{_upper(others)} did the same work and got {short(value)}, {times} times each, bit for bit."
+        yield f"{others} did the same work and got {short(value)}, {times} times each, bit for bit."
     count = len(nodes.among(backers) - {nodes.of(rank)})
     yield (
         f"So {count} other nodes agree with each other and not with rank {rank}: two are needed to name a rank, and none of them is "
@@ -244,11 +248,6 @@ def _why_rank(rank: int, page: IncidentPage, every: Sequence[Comparison[Seen]], 
         yield _again(mine, value, page.incident.persistence)
     if len(against) > 1:
         yield f"The same shows in {len(against) - 1} more of the comparisons."
-
-
-def _upper(text: str) -> str:
-    """With a capital, and nothing else changed: a name of a node keeps its own."""
-    return text[:1].upper() + text[1:]
 
 
 def _work(one: Comparison[Seen], rank: int) -> str:
@@ -342,7 +341,7 @@ def _obstacles(page: IncidentPage, differ: Sequence[Comparison[Seen]], nodes: _N
     restless = {seen.rank for one in differ for seen in one.seen if len(set(seen.repeats)) > 1}
     if len(nodes.among(restless)) > 1:
         yield (
-            f"{_upper(nodes.all_said(restless))} did not repeat even their own results. What does not repeat on several nodes is "
+            f"{nodes.all_said(restless, 'Rank')} did not repeat even their own results. What does not repeat on several nodes is "
             "software or data, not a device."
         )
     if 0 < page.nodes < 3:
