@@ -62,7 +62,7 @@ def test_runs_of_one_name_are_told_apart_everywhere(database: Database, tmp_path
     first, second = hit(tmp_path / "a" / "guarded", "run-1"), hit(tmp_path / "b" / "guarded", "run-2")
     Importer(database, [first], clock=Clock()).round()
     assert [one.name for one in queries.runs_page(database, now=NOW).runs] == ["guarded"]
-    importer = Importer(database, [first, second, hit(tmp_path / "other")], clock=Clock())
+    importer = Importer(database, [first, second, hit(tmp_path / "other", "run-3")], clock=Clock())
     importer.round()
     found = queries.runs_page(database, now=NOW)
     assert sorted(one.name for one in found.runs) == ["a/guarded", "b/guarded", "other"]

@@ -21,6 +21,7 @@ from bitwitness.errors import BitwitnessError, StoreError
 from bitwitness.runfiles.reading import JOURNALS, RUN
 from bitwitness.store import importing_problems
 from bitwitness.store.database import Database, changed, upsert
+from bitwitness.store.importing_copies import settle
 from bitwitness.store.importing_fleet import import_fleet, unreadable
 from bitwitness.store.importing_names import look_of, name_runs
 from bitwitness.store.importing_problems import Problems
@@ -105,6 +106,7 @@ class Importer:
         self._noted: datetime | None = None
         self._named: object = None
         self._named_at = -math.inf
+        self._sizes: dict[int, int] | None = None
 
     def round(self, progress: Callable[[Progress], object] | None = None) -> Imported:
         """Read what is new.
@@ -140,7 +142,9 @@ class Importer:
                 keys.add(done.run)
         self._database.change(lambda connection: importing_problems.write(connection, None, problems, self._now()))
         self._name_runs()
-        self._note_missing(frozenset(paths))
+        if self._note_missing(frozenset(paths)) or keys or self._sizes is None:
+            before, now = self._sizes or {}, self._now()
+            self._sizes = self._database.change(lambda connection: settle(connection, before, now))
         fleet = False
         for number, folder in enumerate(self._fleets, len(paths)):
             if progress is not None:
@@ -198,10 +202,10 @@ class Importer:
         with self._database.read() as connection:
             return not connection.execute(chosen).scalar()
 
-    def _note_missing(self, paths: frozenset[Path]) -> None:
-        """Directories that are gone: what was imported of them stays, and says so."""
+    def _note_missing(self, paths: frozenset[Path]) -> bool:
+        """Directories that are gone: what was imported of them stays, and says so. Whether there are new ones of these."""
         if self._present == paths and all(path.is_dir() for path in self._runs):
-            return
+            return False
         self._present = paths
         with self._database.read() as connection:
             rows = connection.execute(sa.select(runs.c.id, runs.c.path).where(runs.c.current, ~runs.c.missing)).all()
@@ -215,6 +219,7 @@ class Importer:
                 changed(connection)
 
             self._database.change(note)
+        return bool(gone)
 
     def _is_mine(self, path: Path) -> bool:
         return path in self._runs or any(path.is_relative_to(parent) for parent in self._parents)

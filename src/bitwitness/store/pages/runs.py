@@ -153,6 +153,27 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Twin:
+    """Another run with the same id: the same directory by another path, one that was moved, or a copy.
+
+    Attributes:
+        key: in this database.
+        name: of it.
+        path: of its directory.
+        counted: whether it is the one that is counted, of which the others are copies.
+        apart: whether one of the two went its own way: then both are counted, and what they share once.
+        missing: whether its directory is gone.
+    """
+
+    key: int
+    name: str
+    path: str
+    counted: bool
+    apart: bool
+    missing: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunPage:
     """One run.
 
@@ -170,6 +191,7 @@ class RunPage:
         history: of its quarantine and of the fleet's acts because of its incidents, newest first.
         problems: what could not be imported.
         pruned: when retention removed the ledger, so that there are no maps; "" if it did not.
+        twins: other runs with the same id: copies of this one, or the one of which this is a copy.
     """
 
     run: RunRow
@@ -185,3 +207,4 @@ class RunPage:
     history: tuple[AuditRow, ...]
     problems: tuple[Problem, ...]
     pruned: str = ""
+    twins: tuple[Twin, ...] = ()

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from bitwitness.store.database import Database
 from bitwitness.store.pages import CheckTally, DrillRow, DrillsPage
 from bitwitness.store.queries.bound import false_alarm_bound
+from bitwitness.store.queries.copies import counted_drill, counted_incident
 from bitwitness.store.queries.paging import Part, part
 from bitwitness.store.queries.rows import INCIDENTS, in_order, incident_rows
 from bitwitness.store.queries.states import state_of
@@ -29,18 +30,25 @@ def drills_page(database: Database, *, page: int = 1, size: int = 100, now: date
         StoreError: the database does not answer.
     """
     with database.read() as connection:
-        is_now = _outcome(now)
-        each = sa.select(is_now.label("outcome")).join(runs, runs.c.id == drills.c.run_id).subquery()
+        is_now = outcome_of(now)
+        each = (
+            sa.select(is_now.label("outcome"))
+            .join(runs, runs.c.id == drills.c.run_id)
+            .where(counted_drill())
+            .subquery()
+        )
         by_outcome = sa.select(each.c.outcome, sa.func.count().label("many")).group_by(each.c.outcome)
         found = {row.outcome: row.many for row in connection.execute(by_outcome)}
         total = sum(found.values())
         shown = part(total, page, size)
         false = connection.execute(
-            INCIDENTS.where(incidents.c.judgement == "false alarm")
+            INCIDENTS.where(incidents.c.judgement == "false alarm", counted_incident())
             .order_by(incidents.c.time.desc(), incidents.c.id.desc())
             .limit(_FALSE_ALARMS)
         ).all()
-        unjudged = sa.select(sa.func.count()).select_from(incidents).where(incidents.c.judgement == "")
+        unjudged = (
+            sa.select(sa.func.count()).select_from(incidents).where(incidents.c.judgement == "", counted_incident())
+        )
         return DrillsPage(
             drills=tuple(_drill(row) for row in connection.execute(_part(is_now, shown))),
             total=total,
@@ -53,7 +61,8 @@ def drills_page(database: Database, *, page: int = 1, size: int = 100, now: date
         )
 
 
-def _outcome(now: datetime | None) -> sa.ColumnElement[str]:
+def outcome_of(now: datetime | None) -> sa.ColumnElement[str]:
+    """What came of a row of `drills`, with its run, as far as that can be said at this moment: one rule for pages and tables."""
     open_yet = sa.or_(drills.c.outcome == "", sa.and_(drills.c.outcome == "missed", state_of(now) == "training"))
     return sa.case((open_yet, sa.literal("unclear")), else_=drills.c.outcome)
 
@@ -70,6 +79,7 @@ def _part(is_now: sa.ColumnElement[str], shown: Part) -> sa.Select[Any]:
         )
         .join(runs, runs.c.id == drills.c.run_id)
         .outerjoin(incidents, incidents.c.id == drills.c.incident_id)
+        .where(counted_drill())
         .order_by(drills.c.time.desc(), drills.c.id.desc())
         .offset(shown.offset)
         .limit(shown.size)
@@ -102,14 +112,16 @@ def _tallies(connection: sa.Connection) -> tuple[CheckTally, ...]:
     passed: Mapping[str, int] = {
         row.name: int(row.passed)
         for row in connection.execute(
-            sa.select(check.label("name"), sa.func.sum(coverage.c.passed).label("passed")).group_by(check)
+            sa.select(check.label("name"), sa.func.sum(coverage.c.passed).label("passed"))
+            .where(coverage.c.run_id.not_in(sa.select(runs.c.id).where(runs.c.copy_of.is_not(None))))
+            .group_by(check)
         )
     }
     false: Mapping[str, int] = {
         row.name: row.many
         for row in connection.execute(
             sa.select(incidents.c.check.label("name"), sa.func.count().label("many"))
-            .where(incidents.c.judgement == "false alarm")
+            .where(incidents.c.judgement == "false alarm", counted_incident())
             .group_by(incidents.c.check)
         )
     }

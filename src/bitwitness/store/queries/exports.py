@@ -15,6 +15,8 @@ import sqlalchemy as sa
 
 from bitwitness.errors import NotFound
 from bitwitness.store.database import Database
+from bitwitness.store.queries.copies import counted_drill, counted_incident, counted_run
+from bitwitness.store.queries.drills import outcome_of
 from bitwitness.store.queries.fleet import node_rows
 from bitwitness.store.queries.run import find_run
 from bitwitness.store.queries.states import state_of
@@ -58,12 +60,15 @@ def _ranks(role: str, column: str) -> sa.ColumnElement[Any]:
 
 
 _RUN = {"run": runs.c.name, "run_id": runs.c.run}
+_NOW_OF_RUN: sa.ColumnElement[Any] = sa.literal("")
+_NOW_OF_DRILL: sa.ColumnElement[Any] = sa.literal("")
+"""In place of what is said of the moment in which a table is asked for."""
 _TABLES: dict[str, _Export] = {
     "runs": _Export(
         {
             "key": runs.c.id,
             **_named(runs, "name", "path", "run", "job"),
-            "state": sa.literal(""),  # that of the moment, when it is asked for
+            "state": _NOW_OF_RUN,
             **_named(runs, "started", "seen", "world_size", "nodes", "step", "checkpoint", "cost"),
             **_named(runs, "attributed", "unattributed", "drills", "false_alarms", "open", "problems", "observations"),
             **_named(runs, "outcome", "exit_code", "reason"),
@@ -123,13 +128,16 @@ _TABLES: dict[str, _Export] = {
             **_RUN,
             **_named(drills, "time", "rank", "node", "step", "last", "hits"),
             "fault": drills.c.spec,
-            **_named(drills, "outcome", "late"),
+            "outcome": _NOW_OF_DRILL,
+            **_named(drills, "late"),
         },
         drills,
         (drills.c.id,),
         drills.c.run_id,
     ),
 }
+_COUNTED = {incidents: counted_incident, drills: counted_drill}
+"""Of all runs together, each is told once; the others by the run that they are of."""
 EXPORTS = (*_TABLES, "nodes")
 """What can be had."""
 _NODES = ("name", "state", "state_text", "devices", "strikes", "involved", "quarantined", "seen")
@@ -162,12 +170,17 @@ def export(database: Database, name: str, *, run: int | None = None) -> tuple[Se
 
 
 def _rows(database: Database, one: _Export, run: int | None) -> Iterator[Row]:
-    columns = [state_of(None).label(name) if name == "state" else each for name, each in one.columns.items()]
+    moment = {_NOW_OF_RUN: state_of(None), _NOW_OF_DRILL: outcome_of(None)}
+    columns = [moment.get(each, each).label(name) for name, each in one.columns.items()]
     query = sa.select(*columns, *(key.label(f"key_{place}") for place, key in enumerate(one.keys)))
     if one.by_run is not None and one.table is not runs:
         query = query.select_from(one.table).join(runs, runs.c.id == one.by_run)
     if run is not None and one.by_run is not None:
         query = query.where(one.by_run == run)
+    elif one.table in _COUNTED:
+        query = query.where(_COUNTED[one.table]())
+    elif one.by_run is not None:
+        query = query.where(counted_run())
     query, many, after = query.order_by(*one.keys).limit(_CHUNK), len(columns), None
     while True:
         part = query if after is None else query.where(sa.tuple_(*one.keys) > sa.tuple_(*after))

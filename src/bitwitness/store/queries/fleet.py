@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from bitwitness.store.database import Database
 from bitwitness.store.pages import FleetPage, NodeRow, NodeState, ProposalRow
+from bitwitness.store.queries.copies import counted_run, of_counted_run
 from bitwitness.store.queries.node_states import Facts, state_of_node
 from bitwitness.store.queries.paging import part, searched
 from bitwitness.store.queries.rows import PROPOSALS, fleet_audit, proposal_row
@@ -34,6 +35,7 @@ from bitwitness.store.tables import (
 
 _LIVE = ("proposed", "acting", "failed", "held", "unclear")
 """Where a proposal stands that is not at its end."""
+_OUT = ("done", "already out")
 _ORDER: tuple[NodeState, ...] = (
     "waits for approval",
     "unclear",
@@ -89,12 +91,25 @@ def fleet_page(
             query=text,
             waiting=_proposals(connection, proposals.c.waits),
             acting=_proposals(
-                connection, sa.and_(~proposals.c.waits, ~proposals.c.final, proposals.c.status.in_(_LIVE))
+                connection,
+                sa.and_(
+                    ~proposals.c.waits,
+                    sa.or_(sa.and_(~proposals.c.final, proposals.c.status.in_(_LIVE)), _left_to_a_person()),
+                ),
             ),
             controllers=tuple(_controller(row) for row in watching),
             todo=tuple(dict.fromkeys(str(one) for row in watching for one in row.todo or ()))[:_TODO],
             history=tuple(fleet_audit(row) for row in connection.execute(recent)),
         )
+
+
+def _left_to_a_person() -> sa.ColumnElement[bool]:
+    """What the controller looks at no more, and nobody has answered: protected, or the node of somebody else, and not out since."""
+    later = proposals.alias()
+    out = sa.select(later.c.key).where(
+        later.c.node == proposals.c.node, later.c.status.in_(_OUT), later.c.updated > proposals.c.updated
+    )
+    return sa.and_(proposals.c.final, proposals.c.status == "held", ~out.exists())
 
 
 def _proposals(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[ProposalRow, ...]:
@@ -161,7 +176,8 @@ def _newest_proposals(only: str | None) -> sa.Select[Any]:
     if only is not None:
         each = each.where(proposals.c.node == only)
     newest = each.subquery()
-    live = sa.and_(~newest.c.final, newest.c.status.in_(_LIVE))
+    # Of those that are left to a person, also such as were before the node was taken out: the newest is what it is then.
+    live = sa.or_(sa.and_(~newest.c.final, newest.c.status.in_(_LIVE)), sa.and_(newest.c.final, newest.c.status == "held"))
     query = sa.select(newest).where(sa.or_(newest.c.place == 1, newest.c.waits, live))
     return query.order_by(newest.c.node, newest.c.place).limit(_NODES)
 
@@ -183,7 +199,9 @@ def _involvements(only: str | None) -> sa.Select[Any]:
 
 def _denials(only: str | None) -> sa.Select[Any]:
     where: sa.ColumnElement[Any] = denied_where()
-    query = sa.select(where.label("node"), sa.func.count(sa.distinct(denied.c.run_id)).label("runs"))
+    query = sa.select(where.label("node"), sa.func.count(sa.distinct(denied.c.run_id)).label("runs")).where(
+        of_counted_run(denied.c.run_id)
+    )
     if only is not None:
         query = query.where(sa.or_(denied.c.name == only, concerns(denied.c.name, denied.c.node, only)))
     return _known(where, only, query).group_by(where)
@@ -193,6 +211,6 @@ def _training(only: str | None, now: datetime | None) -> sa.Select[Any]:
     query = (
         sa.select(stays.c.node, sa.func.count(sa.distinct(stays.c.run_id)).label("runs"))
         .join(runs, runs.c.id == stays.c.run_id)
-        .where(stays.c.current, state_of(now) == "training")
+        .where(stays.c.current, counted_run(), state_of(now) == "training")
     )
     return _known(stays.c.node, only, query).group_by(stays.c.node)

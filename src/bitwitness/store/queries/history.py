@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow
 from bitwitness.store.queries import rows
+from bitwitness.store.queries.copies import counted_incident, of_counted_run
 from bitwitness.store.queries.paging import LARGEST, searched
 from bitwitness.store.tables import actions, audit, incidents, quarantine
 
@@ -32,7 +33,7 @@ def history(
     """
     size = min(max(1, size), LARGEST)
     offset = min((max(1, page) - 1) * size, _DEEPEST)
-    by_fleet, changes, noted = sa.select(audit), sa.select(quarantine), _actions()
+    by_fleet, changes, noted = sa.select(audit), _changes(), _actions()
     if node := searched(node):
         by_fleet = by_fleet.where(audit.c.node == node)
         changes = changes.where(sa.or_(quarantine.c.node == node, quarantine.c.name == node))
@@ -59,7 +60,12 @@ def history(
     return rows.newest_first(found, most)[offset:]
 
 
+def _changes() -> sa.Select[tuple[object, ...]]:
+    return sa.select(quarantine).where(of_counted_run(quarantine.c.run_id))
+
+
 def _actions() -> sa.Select[tuple[object, ...]]:
-    return sa.select(actions, incidents.c.name.label("incident")).join(
+    joined = sa.select(actions, incidents.c.name.label("incident")).join(
         incidents, incidents.c.id == actions.c.incident_id
     )
+    return joined.where(counted_incident())

@@ -12,6 +12,7 @@ from bitwitness.errors import NotFound
 from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, IncidentPage, Place, Seen
 from bitwitness.store.queries import rows
+from bitwitness.store.queries.copies import counted_incident
 from bitwitness.store.queries.meaning import meant
 from bitwitness.store.queries.paging import searched
 from bitwitness.store.queries.run import find_run
@@ -31,7 +32,7 @@ _RUNS, _HISTORY, _PROPOSALS, _SEEN, _PLACES = 100, 500, 100, 5_000, 512
 
 
 def find_incident(database: Database, name: str) -> list[int]:
-    """Keys of the runs that have an incident of this name: one, but for copies of a run directory; newest first.
+    """Keys of the runs that have an incident of this name: one, unless two runs have incidents of one name; newest first.
 
     Raises:
         NotFound: none has.
@@ -39,7 +40,10 @@ def find_incident(database: Database, name: str) -> list[int]:
     """
     text = searched(name)
     query = (
-        sa.select(incidents.c.run_id).where(incidents.c.name == text).order_by(incidents.c.run_id.desc()).limit(_RUNS)
+        sa.select(incidents.c.run_id)
+        .where(incidents.c.name == text, counted_incident())
+        .order_by(incidents.c.run_id.desc())
+        .limit(_RUNS)
     )
     with database.read() as connection:
         found = list(connection.scalars(query))

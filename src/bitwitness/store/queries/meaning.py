@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from bitwitness.store.tables import controllers, incidents, picked
+from bitwitness.store.tables import controllers, incidents, picked, runs
 
 _CONTROLLERS = 1_000
 _TAIL = 3
@@ -28,8 +28,15 @@ def meant(connection: sa.Connection, names: Iterable[str]) -> Meant:
     """Of all incidents of these ids, who means them."""
     wanted = set(names)
     every: dict[str, list[Any]] = defaultdict(list)
-    columns = (incidents.c.run_id, incidents.c.name.label("incident"), incidents.c.path)
-    for row in connection.execute(sa.select(*columns).where(incidents.c.name.in_(wanted))):
+    columns = (
+        incidents.c.run_id,
+        incidents.c.name.label("incident"),
+        incidents.c.path,
+        incidents.c.copied,
+        runs.c.copy_of,
+    )
+    joined = sa.select(*columns).join(runs, runs.c.id == incidents.c.run_id).order_by(incidents.c.id)
+    for row in connection.execute(joined.where(incidents.c.name.in_(wanted))):
         every[row.incident].append(row)
     paths: dict[tuple[int, str], str] = {
         (row.controller_id, row.incident): row.path
@@ -41,10 +48,20 @@ def meant(connection: sa.Connection, names: Iterable[str]) -> Meant:
     found: dict[tuple[int, str], set[int]] = defaultdict(set)
     for name, alike in every.items():
         for key in watching:
-            run = which([(row.run_id, row.path) for row in alike], paths.get((key, name)))
-            if run is not None:
-                found[run, name].add(key)
+            path = paths.get((key, name))
+            # Of copies that lie elsewhere all are the same incident: who means one of them by its path means each.
+            exact = [row for row in alike if row.path == path]
+            run = which([(row.run_id, row.path) for row in exact or alike if exact or not row.copied], path)
+            for row in alike:
+                if run is not None and _same(row, run, alike):
+                    found[row.run_id, name].add(key)
     return {one: frozenset(keys) for one, keys in found.items()}
+
+
+def _same(row: Any, run: int, alike: Sequence[Any]) -> bool:
+    """Whether an incident is that of this run, or a copy of it, or what it was copied from."""
+    mains = {one.run_id: one.run_id if one.copy_of is None else one.copy_of for one in alike}
+    return bool(row.run_id == run or mains[row.run_id] == mains[run])
 
 
 def which(alike: Sequence[tuple[int, str]], path: str | None) -> int | None:

@@ -13,6 +13,7 @@ from bitwitness.errors import NotFound
 from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, IncidentRow, NodePage, ProposalRow, Stay, StrikeRow
 from bitwitness.store.queries import rows
+from bitwitness.store.queries.copies import counted_incident, counted_run, of_counted_run
 from bitwitness.store.queries.fleet import node_rows
 from bitwitness.store.queries.meaning import meant
 from bitwitness.store.queries.paging import exactly
@@ -136,7 +137,7 @@ def _stays(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[St
     query = (
         sa.select(stays, runs.c.name.label("run_name"), runs.c.path.label("run_path"))
         .join(runs, runs.c.id == stays.c.run_id)
-        .where(where)
+        .where(where, counted_run())
         .order_by(stays.c.last.desc(), stays.c.id.desc())
         .limit(_STAYS)
     )
@@ -149,7 +150,7 @@ def _stays(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[St
 def _involved(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[IncidentRow, ...]:
     keys = sa.select(incident_ranks.c.incident_id).where(incident_ranks.c.role == "candidate", where)
     found = connection.execute(
-        rows.INCIDENTS.where(incidents.c.status == "unattributed", incidents.c.id.in_(keys))
+        rows.INCIDENTS.where(incidents.c.status == "unattributed", counted_incident(), incidents.c.id.in_(keys))
         .order_by(incidents.c.time.desc(), incidents.c.id.desc())
         .limit(_INVOLVED)
     ).all()
@@ -166,7 +167,7 @@ def _denied(connection: sa.Connection, where: sa.ColumnElement[bool]) -> tuple[s
     query = (
         sa.select(denied, runs.c.name.label("run_name"), runs.c.path.label("run_path"))
         .join(runs, runs.c.id == denied.c.run_id)
-        .where(where)
+        .where(where, counted_run())
         .order_by(denied.c.since.desc(), denied.c.name)
         .limit(_DENIED)
     )
@@ -196,7 +197,12 @@ def _history(
     means: _Means | None = None,
 ) -> tuple[AuditRow, ...]:
     acts = sa.select(audit).where(by_fleet).order_by(audit.c.time.desc()).limit(_HISTORY)
-    changes = sa.select(quarantine).where(by_runs).order_by(quarantine.c.time.desc()).limit(_HISTORY)
+    changes = (
+        sa.select(quarantine)
+        .where(by_runs, of_counted_run(quarantine.c.run_id))
+        .order_by(quarantine.c.time.desc())
+        .limit(_HISTORY)
+    )
     found = [
         rows.fleet_audit(row)
         for row in connection.execute(acts)

@@ -12,6 +12,7 @@ from bitwitness.errors import NotFound
 from bitwitness.store.database import Database
 from bitwitness.store.pages import AuditRow, CheckCost, CheckpointRow, IncidentRow, Problem, RunPage
 from bitwitness.store.queries import rows
+from bitwitness.store.queries.copies import twins_of
 from bitwitness.store.queries.ledger_map import Grid, grid, ledger_maps
 from bitwitness.store.queries.marks import marks_of
 from bitwitness.store.queries.meaning import meant
@@ -60,6 +61,7 @@ def run_page(database: Database, key: int, *, now: datetime | None = None) -> Ru
             limits=_limits(connection, key),
             history=_history(connection, key, told),
             problems=_problems(connection, key),
+            twins=twins_of(connection, row),
             pruned=row.pruned,
         )
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from bitwitness.store.database import Database
 from bitwitness.store.pages import RunRow
+from bitwitness.store.queries.copies import counted_incident, counted_run, of_counted_run
 from bitwitness.store.queries.rows import RUN_COLUMNS, checks_wanted, is_open, run_rows
 from bitwitness.store.queries.states import STATES, state_of
 from bitwitness.store.tables import costs, incidents, problems, runs, steps
@@ -78,11 +79,11 @@ def running(database: Database, *, most: int = 200, now: datetime | None = None)
     """
     is_now = state_of(now)
     with database.read() as connection:
-        each = sa.select(is_now.label("state")).select_from(runs).subquery()
+        each = sa.select(is_now.label("state")).select_from(runs).where(counted_run()).subquery()
         counted = connection.execute(sa.select(each.c.state, sa.func.count().label("n")).group_by(each.c.state))
         states = dict.fromkeys(STATES, 0) | {row.state: row.n for row in counted}
         first = sa.case((runs.c.open > 0, 0), (is_now == "training", 1), (is_now == "silent", 2), else_=3)
-        goes_on = (is_now.in_(GOING_ON), runs.c.current, ~runs.c.missing)
+        goes_on = (is_now.in_(GOING_ON), counted_run(), runs.c.current, ~runs.c.missing)
         going = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*goes_on)) or 0
         chosen = (
             sa.select(*RUN_COLUMNS, is_now.label("state"))
@@ -97,13 +98,18 @@ def running(database: Database, *, most: int = 200, now: datetime | None = None)
         return Running(
             states=states,
             open=_open_in_all(connection),
-            problems=connection.scalar(sa.select(sa.func.count()).select_from(problems)) or 0,
+            problems=connection.scalar(sa.select(sa.func.count()).select_from(problems).where(_told())) or 0,
             runs=tuple(
                 Going(row, newest.get(row.key), _every(raw.policy), shares.get(row.key, {}), open_of.get(row.key, {}))
                 for row, raw in zip(told, found, strict=True)
             ),
             left_out=max(0, going - len(found)),
         )
+
+
+def _told() -> sa.ColumnElement[bool]:
+    """A file that is reached by two paths is one that cannot be read."""
+    return sa.or_(problems.c.run_id.is_(None), of_counted_run(problems.c.run_id))
 
 
 def _newest(connection: sa.Connection, keys: list[int]) -> dict[int, Newest]:
@@ -137,7 +143,11 @@ def _open(connection: sa.Connection, keys: list[int]) -> dict[int, dict[str, int
 
 
 def _open_in_all(connection: sa.Connection) -> dict[str, int]:
-    query = sa.select(incidents.c.status, sa.func.count().label("n")).where(is_open()).group_by(incidents.c.status)
+    query = (
+        sa.select(incidents.c.status, sa.func.count().label("n"))
+        .where(is_open(), counted_incident())
+        .group_by(incidents.c.status)
+    )
     return {row.status: row.n for row in connection.execute(query)}
 
 

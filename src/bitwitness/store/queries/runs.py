@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from bitwitness.store.database import Database
 from bitwitness.store.pages import IncidentStatus, RunsPage
+from bitwitness.store.queries.copies import counted_incident, counted_run
 from bitwitness.store.queries.paging import part, searched
 from bitwitness.store.queries.rows import INCIDENTS, RUN_COLUMNS, incident_rows, is_open, run_rows
 from bitwitness.store.queries.searching import found_by_name, runs_that_match
@@ -45,7 +46,7 @@ def runs_page(
     """
     text = searched(query)
     is_now = state_of(now)
-    wanted: list[sa.ColumnElement[bool]] = [is_now == searched(state)] if state else []
+    wanted: list[sa.ColumnElement[bool]] = [counted_run(), *([is_now == searched(state)] if state else [])]
     with database.read() as connection:
         wanted += [runs.c.id.in_(runs_that_match(connection, text))] if text else []
         total = connection.scalar(sa.select(sa.func.count()).select_from(runs).where(*wanted)) or 0
@@ -78,7 +79,7 @@ def runs_page(
 
 
 def _counts(connection: sa.Connection, is_now: sa.ColumnElement[str]) -> Mapping[str, int]:
-    each = sa.select(is_now.label("state")).select_from(runs).subquery()
+    each = sa.select(is_now.label("state")).select_from(runs).where(counted_run()).subquery()
     query = sa.select(each.c.state, sa.func.count().label("runs")).group_by(each.c.state)
     found = {row.state: row.runs for row in connection.execute(query)}
     return {state: found.get(state, 0) for state in STATES}
@@ -87,7 +88,9 @@ def _counts(connection: sa.Connection, is_now: sa.ColumnElement[str]) -> Mapping
 def _open_incidents(connection: sa.Connection) -> dict[str, Any]:
     """How many of each status are open; drills and false alarms are judged."""
     query = (
-        sa.select(incidents.c.status, sa.func.count().label("incidents")).where(is_open()).group_by(incidents.c.status)
+        sa.select(incidents.c.status, sa.func.count().label("incidents"))
+        .where(is_open(), counted_incident())
+        .group_by(incidents.c.status)
     )
     return {row.status: row.incidents for row in connection.execute(query)}
 
@@ -96,6 +99,6 @@ def _newest(connection: sa.Connection) -> list[Any]:
     """The newest open ones of each status, newest first."""
     found: list[Any] = []
     for status in get_args(IncidentStatus):
-        query = INCIDENTS.where(is_open(), incidents.c.status == status)
+        query = INCIDENTS.where(is_open(), counted_incident(), incidents.c.status == status)
         found += connection.execute(query.order_by(incidents.c.time.desc(), incidents.c.id.desc()).limit(_NEWEST)).all()
     return sorted(found, key=lambda row: (row.time, row.id), reverse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bitwitness.store.pages import Found
+from bitwitness.store.queries.copies import counted_incident, counted_run
 from bitwitness.store.queries.paging import contains
 from bitwitness.store.tables import incident_ranks, incidents, nodes, runs, stays
 
@@ -38,6 +39,7 @@ def runs_that_match(connection: sa.Connection, text: str) -> list[int]:
         runs.c.id.in_(then),
         runs.c.id.in_(hit),
     )
+    wanted = sa.and_(wanted, counted_run())
     return list(connection.scalars(sa.select(runs.c.id).where(wanted).order_by(runs.c.id.desc()).limit(_RUNS)))
 
 
@@ -45,7 +47,7 @@ def found_by_name(connection: sa.Connection, text: str) -> tuple[Found, ...]:
     """Nodes, devices and incidents of this name, or whose name holds it: those that are called so first, and a few of each kind."""
     hits = (
         sa.select(incidents.c.name, incidents.c.run_id)
-        .where(contains(text, incidents.c.name))
+        .where(contains(text, incidents.c.name), counted_incident())
         .order_by(incidents.c.name != text, incidents.c.time.desc())
         .limit(_MOST)
     )

@@ -88,6 +88,8 @@ def state_text(state: RunState, row: object) -> str:
     reason, code = getattr(row, "reason", ""), getattr(row, "exit_code", None)
     gone = " Its directory is gone." if getattr(row, "missing", False) else ""
     replaced = "" if getattr(row, "current", True) else " Another run lies in its directory now."
+    copy = " It is a copy: the run with the same id that has more on record is counted instead of it."
+    copy = copy if getattr(row, "copy_of", None) is not None and not getattr(row, "apart", False) else ""
     said = {
         "training": "It trains: its journals grow.",
         "silent": _silent(row),
@@ -98,7 +100,7 @@ def state_text(state: RunState, row: object) -> str:
     }[state]
     before = getattr(row, "outcome", "") if state in ("training", "silent", "unknown") else ""
     since = f" A session of `bitwitness run` had ended before ({before}), and it has grown since." if before else ""
-    return said + since + gone + replaced
+    return said + since + gone + replaced + copy
 
 
 def _silent(row: object) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bitwitness.store.pages import StrikeRow
+from bitwitness.store.queries.copies import counted_incident
 from bitwitness.store.tables import denied, incident_ranks, incidents, namings, quarantine, runs, stays
 
 _MOST = 200
@@ -105,7 +106,7 @@ def _elsewhere(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 def named() -> sa.ColumnElement[bool]:
     """Whether a row of `incident_ranks`, with its incident, names somebody: of an unattributed incident none does."""
-    return sa.and_(incident_ranks.c.role == "named", incidents.c.status == "attributed")
+    return sa.and_(incident_ranks.c.role == "named", incidents.c.status == "attributed", counted_incident())
 
 
 def involved() -> sa.ColumnElement[bool]:
@@ -113,6 +114,7 @@ def involved() -> sa.ColumnElement[bool]:
     return sa.and_(
         incident_ranks.c.role == "candidate",
         incidents.c.status == "unattributed",
+        counted_incident(),
         incidents.c.judgement.not_in(("drill", "false alarm")),
     )
 
