@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -248,17 +248,21 @@ def test_the_fleet_has_what_waits_first_and_counts_all(filling: Filling) -> None
     filling.proposal(
         controller, 90, "node-c", status="held", waits=False, updated="2026-11-28T00:00:00.000Z", final=True
     )
+    why = "node-h was taken out by dave: it is theirs"
+    filling.proposal(controller, 91, "node-h", status="held", hold="not-ours", why=why, final=True)
+    filling.proposal(controller, 92, "node-h", status="nothing", act="", action="watch", updated=LATER, final=True)
     filling.incident(run, "i-9", named=[(9, "node-s", "GPU-9")])
     filling.node("node-x", "node-s", *(name for name, _ in statuses))
     page = queries.fleet_page(filling.database, now=NOW)
     assert [(one.name, one.state) for one in page.nodes] == [
-        ("node-a", "waits for approval"), ("node-e", "unclear"), ("node-d", "held"), ("node-b", "acting"),
+        ("node-a", "waits for approval"), ("node-e", "unclear"), ("node-d", "held"), ("node-h", "held"), ("node-b", "acting"),
         ("node-f", "suspected"), ("node-s", "suspected"), ("node-c", "out"), ("node-x", "unknown"),
     ]  # fmt: skip
     assert page.states["suspected"] == 2
-    assert sum(page.states.values()) == page.total == 8
+    assert sum(page.states.values()) == page.total == 9
     assert [one.node for one in page.waiting] == ["node-a"]
-    assert {one.node for one in page.acting} == {"node-b", "node-d", "node-e"}
+    assert {one.node for one in page.acting} == {"node-b", "node-d", "node-e", "node-h"}
+    assert [one.state_text for one in page.nodes if one.name == "node-h"] == [f"A drain is left to a person: {why}."]
     assert page.todo == ("look at node-e",)
     assert page.controllers[0]["life"] == "running"
     assert all(isinstance(value, str) for value in page.controllers[0].values())
@@ -266,7 +270,7 @@ def test_the_fleet_has_what_waits_first_and_counts_all(filling: Filling) -> None
     only = queries.fleet_page(filling.database, query="E-B", state="acting", now=NOW)
     assert (names(only.nodes), only.states) == (["node-b"], page.states)
     second = queries.fleet_page(filling.database, page=77, size=3, now=NOW)
-    assert (second.page, second.pages, names(second.nodes)) == (3, 3, ["node-c", "node-x"])
+    assert (second.page, second.pages, names(second.nodes)) == (3, 3, ["node-s", "node-c", "node-x"])
 
 
 def test_a_node_that_the_fleet_alone_knows_has_a_page(filling: Filling) -> None:
@@ -353,6 +357,23 @@ def test_a_fault_is_not_missed_while_the_run_trains(filling: Filling) -> None:
     page = queries.drills_page(filling.database, now=NOW)
     assert (page.outcomes["missed"], page.outcomes["unclear"]) == (1, 1)
     assert {one.run: one.outcome for one in page.drills}[trains] == "unclear"
+
+
+def test_a_table_of_drills_says_what_their_page_says(filling: Filling) -> None:
+    now = datetime.now(UTC)
+    before, just = (f"{now - timedelta(seconds=past):%Y-%m-%dT%H:%M:%S.000Z}" for past in (7200, 5))
+    trains, ended = (
+        filling.run("trains", imported=before, grew=just, pace=0.5),
+        filling.run("ended", outcome="finished"),
+    )
+    for run in (trains, ended):
+        for place, outcome in enumerate(("missed", "caught", "")):
+            filling.add(tables.drills, {"run_id": run, "outcome": outcome, "step": place, "rank": place})
+    columns, rows = queries.export(filling.database, "drills")
+    by_table = {(row[0], row[columns.index("step")]): row[columns.index("outcome")] for row in rows}
+    assert by_table == {(one.run_name, one.step): one.outcome for one in queries.drills_page(filling.database).drills}
+    assert by_table["trains", 0] == "unclear"
+    assert by_table["ended", 0] == "missed"
 
 
 def test_tallies_bound_false_alarms_by_what_passed(filling: Filling) -> None:

@@ -13,6 +13,7 @@ from bitwitness.store.queries.bound import false_alarm_bound
 from bitwitness.store.queries.node_states import Facts, state_of_node
 from bitwitness.store.queries.paging import LARGEST, part, searched
 from bitwitness.store.queries.series import thinned
+from bitwitness.store.queries.strikes import Held
 
 SEED = 20261130
 
@@ -84,7 +85,7 @@ def proposal(status: str, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(**(base | {"status": status, "updated": "2026-11-29"} | more))
 
 
-NAMED: dict[str, Any] = {"strikes": 1}
+NAMED: dict[str, Any] = {"held": [Held("GPU-1", "node-a", "node-a", frozenset({(1, "i-1")}))]}
 CASES: list[tuple[dict[str, Any], list[SimpleNamespace], str]] = [
     ({}, [], "unknown"),
     ({"involved": 7}, [], "unknown"),
@@ -111,6 +112,13 @@ CASES: list[tuple[dict[str, Any], list[SimpleNamespace], str]] = [
     ({"returned": "2026-11-30"}, [proposal("done", final=True)], "in service"),
     ({"returned": "2026-11-28"}, [proposal("done", final=True)], "out"),
     ({}, [proposal("cleared", final=True)], "unknown"),
+    # What the controller looks at no more, and nobody has answered.
+    (NAMED, [proposal("held", hold="not-ours", final=True)], "held"),
+    ({}, [proposal("held", hold="protected", final=True)], "held"),
+    (NAMED, [proposal("nothing", act="", action="watch"), proposal("held", hold="not-ours", final=True)], "held"),
+    (NAMED, [proposal("done", final=True), proposal("held", hold="not-ours", final=True)], "out"),
+    ({"returned": "2026-11-30"}, [proposal("held", hold="protected", final=True)], "in service"),
+    (NAMED, [proposal("rejected", final=True)], "suspected"),
     # What is not at its end comes before what was done last, and what waits for a person before all.
     (NAMED, [proposal("done", final=True), proposal("held")], "held"),
     (NAMED, [proposal("acting"), proposal("held", waits=True)], "waits for approval"),
@@ -124,6 +132,20 @@ def test_state_of_a_node(case: int) -> None:
     found, text = state_of_node(Facts("node-a", proposals=list(proposals), **facts))
     assert found == state
     assert text.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ("held", "node-a was taken out by dave, not by bitwitness"),
+        ("rejected", "kim has rejected the drain: a fan"),
+        ("cleared", "judged a drill by kim: ours"),
+    ],
+)
+def test_what_became_of_a_proposal_is_told_with_its_reason(status: str, why: str) -> None:
+    _, text = state_of_node(Facts("node-a", proposals=[proposal(status, final=True, why=why)], **NAMED))
+    assert why in text
+    assert "nothing is proposed" not in text
 
 
 def test_a_node_that_was_only_involved_is_told_so_without_blame() -> None:

@@ -22,7 +22,7 @@ class Facts:
         name: of it.
         devices: how many were seen on it.
         seen: when a rank was last seen on it.
-        proposals: those that are not at their end, and the one that changed last, newest first.
+        proposals: those that are not at their end, those that are left to a person, and the one that changed last, newest first.
         returned: when a person last returned it to service, or "".
         held: strikes that count against devices that are in it now.
         left: likewise against devices that were in it when they were named, and were seen elsewhere since.
@@ -79,9 +79,17 @@ def _state(one: Facts) -> tuple[NodeState, str]:
         return "held", _sentence(
             "It is still in service: it could not be taken out in time, a person must look", newest.why
         )
+    left = next((each for each in one.proposals if _is_left(each) and one.returned < each.updated), None)
+    if left is not None:
+        return "held", _sentence(f"A {left.act} is left to a person", left.why)
     if one.strikes:
         return "suspected", _sentence(_named(one), _so_far(newest, one))
     return _of_nothing(one)
+
+
+def _is_left(proposal: Any) -> bool:
+    """Whether a proposal is not looked at again by the controller, and not answered either: protected, or another's node."""
+    return bool(proposal.final and proposal.status == "held" and proposal.act)
 
 
 def _live(proposal: Any) -> str:
@@ -138,6 +146,8 @@ def _so_far(newest: Any, one: Facts) -> str:
     """What is done about a node that was named."""
     if newest is not None and newest.status == "observed":
         return f"the policy only observes, so no {newest.act or newest.action} is asked for"
+    if newest is not None and newest.status in ("rejected", "cleared") and newest.why:
+        return str(newest.why)
     if newest is not None and newest.status == "nothing":
         return (
             f"proposed is to {newest.action}" if newest.action in ("watch", "re-test") else f"proposed: {newest.action}"
