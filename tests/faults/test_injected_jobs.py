@@ -16,6 +16,7 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.faults import record
 from bitwitness.faults.grammar import parse_all
 from bitwitness.faults.script import absent, had_their_turn
+from bitwitness.runfiles.faults import injected_into
 from tests.faults import injected
 from tests.faults.test_record import strike
 from tests.guard.harness import Launch, Scenario, launch
@@ -177,6 +178,8 @@ def test_a_script_is_hit_from_outside_and_again_by_its_record(tmp_path: Path) ->
     assert "damaged on purpose" in done.stdout + done.stderr
     (strike,) = _strikes(tmp_path / "hit")
     assert (strike["site"]["step"], strike["site"]["name"]) == (2, "weight")
+    session = json.loads((tmp_path / "hit" / "supervise" / "session.json").read_text())["id"]
+    assert [one.start for one in injected_into(tmp_path / "hit")] == [f"{session}/1"], "the first of this session alone"
     assert _replay(tmp_path, tmp_path / "hit" / "faults" / "rank-00001.jsonl")[1]["reproduced"] is True
 
 

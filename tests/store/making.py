@@ -13,12 +13,16 @@ import sqlalchemy as sa
 
 from bitwitness.evidence import Observation, Verdict
 from bitwitness.runfiles import FileDigest, Label, RunFiles, write_label
+from bitwitness.runfiles.drills import start_of
 from bitwitness.store import tables
 from bitwitness.store.database import Database
 from bitwitness.topology import Placement, Topology
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 INCIDENT = "20261130T120000Z-00000a"
+STARTED = {"supervision": "s1", "generation": 1}
+"""What names the start of the job in all of these files, unless something else is said."""
+START = start_of(STARTED)
 
 
 class Clock:
@@ -70,7 +74,7 @@ def train(files: RunFiles, ranks: int, first: int, last: int, *, start: bool = T
     for rank in range(ranks):
         journal = files.journal(rank)
         if start:
-            journal.append("start", {"world_size": ranks, "node": "n0", "generation": 1})
+            journal.append("start", {"world_size": ranks, "node": "n0", **STARTED})
         for step in range(first, last + 1):
             seen = Observation("replay", step, rank, "original", f"{step:024x}", owner=rank, micro=0)
             journal.append("observation", seen.to_json())
@@ -109,6 +113,7 @@ def make_incident(files: RunFiles, found: Verdict, where: Topology, name: str = 
         "placement": where.to_json(),
         "policy": {},
         "notes": ["a note"],
+        **STARTED,
         **more,
     }
     return files.commit_incident(name, record)
@@ -137,11 +142,12 @@ def make_checkpoint(files: RunFiles, step: int, where: Topology, **more: Any) ->
     return folder
 
 
-def strike(rank: int, step: int, **site: Any) -> str:
+def strike(rank: int, step: int, *, start: str = START, node: str = "n1", **site: Any) -> str:
     """A line of a record of injected faults."""
     about_ = {"fault": 0, "rank": rank, "step": step, "micro": 0, "work": "train", "target": "gradient"}
     record = {"schema": 1, "site": {**about_, "name": "w", "call": 0, "start": 1, **site}}
-    record |= {"spec": "flip", "node": "n1", "shape": [2], "dtype": "torch.float32", "count": 1}
+    record |= {"spec": "flip", "node": node, "shape": [2], "dtype": "torch.float32", "count": 1}
+    record |= {"start_id": start} if start else {}
     return json.dumps(record | {"example": {}, "indices": "", "before": "", "after": ""}) + "\n"
 
 

@@ -269,7 +269,7 @@ def test_an_incident_is_a_drill_only_where_a_fault_explains_it(
 def test_a_fault_of_another_start_explains_nothing(database: Database, tmp_path: Path) -> None:
     full_run(tmp_path / "run")
     (tmp_path / "run/faults").mkdir()
-    append(tmp_path / "run/faults/rank-00002.jsonl", strike(2, 7, start=2))
+    append(tmp_path / "run/faults/rank-00002.jsonl", strike(2, 7, start="s1/2"))
     Importer(database, [tmp_path / "run"], clock=Clock()).round()
     assert rows(database, "incidents")[0]["judgement"] == ""
 

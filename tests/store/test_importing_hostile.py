@@ -86,7 +86,7 @@ def test_strange_text_and_numbers_are_stored_as_they_can_be(database: Database, 
     """PostgreSQL refuses NUL, and neither database takes half of a character."""
     detail = {STRANGE: [1e999, 10**400, -(10**400), float("nan"), {"deep": json.loads("[" * 90 + "]" * 90)}]}
     seen = {
-        "check": STRANGE,
+        "check": "replay",
         "place": STRANGE,
         "value": STRANGE,
         "error": STRANGE,
@@ -96,7 +96,7 @@ def test_strange_text_and_numbers_are_stored_as_they_can_be(database: Database, 
     append(files.path / "journal/rank-00000.jsonl", line(kind="observation", step=1, **seen))
     append(
         files.path / "journal/rank-00000.jsonl",
-        line(kind="ledger", check=STRANGE, first=0, last=1, outcome="failed", reason=STRANGE),
+        line(kind="ledger", check="replay", first=0, last=1, outcome="failed", reason=STRANGE),
     )
     append(files.path / "journal/rank-00000.jsonl", line(kind="guard_failure", step=1, error=STRANGE))
     append(
@@ -112,14 +112,30 @@ def test_strange_text_and_numbers_are_stored_as_they_can_be(database: Database, 
         assert "\0" not in repr(rows(database, table))
 
 
-def test_names_that_differ_far_behind_stay_two(database: Database, files: RunFiles) -> None:
-    for last in "ab":
-        append(
-            files.path / "journal/rank-00000.jsonl",
-            line(kind="ledger", check="x" * 5000 + last, first=0, last=1, outcome="passed"),
-        )
+def test_lines_that_no_guard_writes_spoil_no_sum(database: Database, files: RunFiles) -> None:
+    """Checks that nobody knows, steps that nobody can have made, times that nobody can have taken: told, and left out."""
+    path = files.path / "journal/rank-00000.jsonl"
+    whole = {"first": 0, "last": 3, "loss": 1.0, "nonfinite": 0, "clock": "host"}
+    append(path, line(kind="steps", **whole, seconds=4.0, cost={"replay": 1.0, "unheard of": 1e308}))
     imported(database, files)
-    assert len(rows(database, "coverage")) == 3
+    before = (rows(database, "coverage"), rows(database, "costs"), rows(database, "runs")[0]["step"])
+    for number in range(500):
+        append(path, line(kind="ledger", check=f"check {number}", first=0, last=1, outcome="passed"))
+    for first, last in ((4, 1 << 40), (4, 10**30), (1 << 39, 1 << 39), (4, 2_000_004), (True, 4)):
+        append(path, line(kind="ledger", check="replay", first=first, last=last, outcome="passed"))
+        append(path, line(kind="steps", **{**whole, "first": first, "last": last}, seconds=1.0, cost={}))
+    append(path, line(kind="resume", step=1 << 39) + line(kind="observation", check="replay", step=1 << 39))
+    for seconds, cost in ((1e-300, 1.0), (1e308, 1.0), (1.0, 1e308)):
+        append(path, line(kind="steps", **whole, seconds=seconds, cost={"replay": cost}))
+    (problem,) = imported(database, files)
+    assert problem["lines"] == 500 + 10 + 2 + 3
+    (run,) = rows(database, "runs")
+    assert (rows(database, "coverage"), rows(database, "costs"), run["step"]) == before
+    assert (run["cost"], run["pace"]) == (0.25, 1.0)
+    append(path, line(kind="steps", **{**whole, "loss": 1e308, "loss_high": 1e200}, seconds=4.0, cost={}))
+    imported(database, files)
+    (stretch,) = rows(database, "steps")
+    assert (stretch["loss"], stretch["loss_high"]) == (None, None), "sums of such are no numbers"
 
 
 def test_a_line_without_end_is_never_held_in_memory(database: Database, files: RunFiles) -> None:

@@ -30,9 +30,45 @@ def old_and_new(database: Database, tmp_path: Path) -> Importer:
     return importer
 
 
+def kept(database: Database) -> dict[str, list[dict[str, object]]]:
+    """What stays, without the note of which steps its sums are."""
+    found = {name: rows(database, name) for name in KEPT}
+    for row in found["rank_coverage"]:
+        del row["pruned"]
+    return found
+
+
+def test_a_run_that_goes_on_after_its_ranges_went_counts_no_gap_as_passed(database: Database, tmp_path: Path) -> None:
+    files = make_run(tmp_path / "run", topology(("n0",)))
+    train(files, 2, 0, 99)
+    importer = Importer(database, [files.path], clock=Clock())
+    importer.round()
+    later = Clock()
+    later.pass_(YEAR.total_seconds() * 20)
+    retention.prune(database, keep=YEAR, clock=later)
+    for rank in range(2):
+        journal = files.journal(rank)
+        journal.append("start", {"world_size": 2, "node": "n0", "supervision": "s2", "generation": 1})
+        journal.append("resume", {"step": 20, "checkpoint": "x", "refused": []})
+        for first, last in ((20, 49), (180, 199))[: 2 - rank]:
+            journal.append("ledger", {"check": "replay", "first": first, "last": last, "outcome": "passed"})
+        journal.close()
+    importer.round()
+    (covered,) = rows(database, "coverage")
+    assert (covered["passed"], covered["all"], covered["last"]) == (50 + 50 + 20, 200 + 100, 49)
+    retention.prune(database, keep=YEAR, clock=later)
+    journal = files.journal(1)
+    journal.append("resume", {"step": 30, "checkpoint": "x", "refused": []})
+    journal.close()
+    importer.round()
+    (covered,) = rows(database, "coverage")
+    assert covered["passed"] == 50 + 20 + 30, "every step of rank 1 up to 29 is known to have passed"
+    assert covered["last"] == -1, "which of its steps rank 0 had passed before 49 is not known any more"
+
+
 def test_only_raw_records_of_runs_that_ended_go(database: Database, tmp_path: Path) -> None:
     importer = old_and_new(database, tmp_path)
-    before = {name: rows(database, name) for name in KEPT}
+    before = kept(database)
     proof = rows(database, "evidence")
     later = Clock()
     later.pass_(YEAR.total_seconds() * 20)
@@ -42,7 +78,7 @@ def test_only_raw_records_of_runs_that_ended_go(database: Database, tmp_path: Pa
     done = retention.prune(database, keep=YEAR, clock=later)
     assert done == would == retention.Pruned(2, 12, 3, 0)
     assert (rows(database, "observations"), rows(database, "ledger"), rows(database, "evidence")) == ([], [], proof)
-    assert {name: rows(database, name) for name in KEPT} == before
+    assert kept(database) == before
     assert all(row["pruned"] and row["observations"] for row in rows(database, "runs"))
     importer.round()
     Importer(database, [tmp_path / "old"], clock=Clock()).round()

@@ -12,7 +12,9 @@ from bitwitness.cli.output import console, print_json, print_list, styled
 from bitwitness.cli.runs import GIVEN_PATH, open_run
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import read_actions, read_incident
-from bitwitness.runfiles.judging import JUDGEMENTS, last_judgement, note_judgement, said
+from bitwitness.runfiles.drills import Struck
+from bitwitness.runfiles.faults import injected_into, judgement
+from bitwitness.runfiles.judging import JUDGEMENTS, note_judgement, said
 from bitwitness.runfiles.quarantine import who_asks
 
 
@@ -40,20 +42,21 @@ def show(directory: Path, as_json: bool) -> None:
         directory = others[0]
     found = read_incident(directory)
     actions = read_actions(found.path)
+    was = judgement(found, actions, injected_into(found.path.absolute().parent.parent))
     screen = console()
     try:  # all of it before any of it is printed: what is damaged shows only when it is used
         with screen.capture() as page:
-            show_incident(found, screen, actions)
+            show_incident(found, screen, actions, was)
         steps = [step.to_json() for step in next_steps(found)]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RunFilesError(f"{found.path / 'incident.json'} is damaged: {error!r}") from error
     if as_json:
         files = [str(file) for file in saved_micro_batches(found)]
         about = {"path": str(found.path), "files": files, "incidents_of_run": [str(path) for path in others]}
-        print_json({**found.record, **about, "actions": actions, "next_steps": steps})
+        print_json({**found.record, **about, "judgement": was, "actions": actions, "next_steps": steps})
         return
     if len(others) > 1:
-        _print_list([_entry(path) for path in others])
+        _print_list(_entries(others))
         screen.print(f"\nThe newest of these {len(others)}:\n")
     click.echo(page.get(), nl=False)
 
@@ -63,7 +66,7 @@ def show(directory: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(directory: Path, as_json: bool) -> None:
     """List the incidents of a run, newest first."""
-    entries = [_entry(path) for path in _incidents_of(directory)]
+    entries = _entries(_incidents_of(directory))
     if as_json:
         print_json({"run_dir": str(directory), "incidents": entries})
     elif entries:
@@ -76,16 +79,16 @@ def list_(directory: Path, as_json: bool) -> None:
 @click.argument("directory", type=GIVEN_PATH, metavar="RUN_DIR")
 @click.argument("name", metavar="ID")
 @click.option(
-    "--as", "judgement", type=click.Choice(JUDGEMENTS), required=True, help="What it was, as somebody has found out."
+    "--as", "word", type=click.Choice(JUDGEMENTS), required=True, help="What it was, as somebody has found out."
 )
 @click.option("--why", required=True, metavar="TEXT", help="How that is known; it is kept with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def judge(directory: Path, name: str, judgement: str, why: str, as_json: bool) -> None:
+def judge(directory: Path, name: str, word: str, why: str, as_json: bool) -> None:
     """Say what an incident was: `confirmed` by a test or a repair, a `false-alarm`, or a `drill`.
 
     It is noted beside the incident with your name, changes nothing of what was found, and touches no node. The last word counts.
     """
-    done = note_judgement(open_run(directory, "an incident (no incident.json)"), name, said(judgement), why, who_asks())
+    done = note_judgement(open_run(directory, "an incident (no incident.json)"), name, said(word), why, who_asks())
     if as_json:
         print_json({"run_dir": str(directory), "incident": name, **done.to_json()})
     else:
@@ -105,14 +108,19 @@ def _incidents_of(directory: Path) -> list[Path]:
     return open_run(directory, "an incident (no incident.json)").incidents()[::-1]
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entries(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Lines of the list, for incidents of one run."""
+    faults = injected_into(paths[0].absolute().parent.parent) if paths else []
+    return [_entry(path, faults) for path in paths]
+
+
+def _entry(path: Path, faults: Sequence[Struck]) -> dict[str, Any]:
     """One line of the list; an incident that cannot be read is listed with the reason."""
     try:
         found = read_incident(path)
     except RunFilesError as error:
         return {"path": str(path), "id": path.name, "error": str(error)}
     verdict = found.verdict
-    judged = last_judgement(read_actions(path))
     return {
         "path": str(path),
         "id": path.name,
@@ -124,7 +132,7 @@ def _entry(path: Path) -> dict[str, Any]:
         "check": verdict.check,
         "ranks": list(verdict.ranks),
         "nodes": list(verdict.nodes),
-        "judgement": "" if judged is None else judged["judgement"],
+        "judgement": judgement(found, read_actions(path), faults),
     }
 
 

@@ -20,14 +20,21 @@ from bitwitness.topology import Topology
 
 _DIGITS = 8
 _MOST_ROWS = 16
+_JUDGED = {
+    "drill": "It was a drill: the fault was injected on purpose, and says nothing of any device",
+    "false alarm": "A person has judged it a false alarm",
+    "confirmed": "A person has confirmed it",
+}
 _STYLES = {"attributed": "bold red", "unattributed": "bold yellow", "clean": "bold green"}
 
 
-def show(incident: Incident, console: Console, actions: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print all of it, and what was done about it (`RunFiles.actions`)."""
+def show(incident: Incident, console: Console, actions: Sequence[Mapping[str, Any]] = (), judgement: str = "") -> None:
+    """Print all of it, what was done about it (`RunFiles.actions`), and what it is known to have been."""
     verdict = incident.verdict
     console.print(Text.assemble("Incident ", styled(incident.path.name, "bold")))
     console.print(styled(verdict.headline(), _STYLES[verdict.status]))
+    if judgement:
+        console.print(styled(_JUDGED.get(judgement, judgement), "bold"))
     console.print()
     console.print(_facts(incident))
     _heading(console, "Why" if verdict.status == "attributed" else "Why nobody is named")

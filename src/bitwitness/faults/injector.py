@@ -27,7 +27,9 @@ from bitwitness.faults.record import Strike, append, read
 from bitwitness.faults.spec import MEMORY_TARGETS, MODULE_TARGETS, Fault, Work
 from bitwitness.guard import seams
 from bitwitness.guard.job import Job
+from bitwitness.guard.start import supervision
 from bitwitness.mutate import FaultDidNotLand
+from bitwitness.runfiles.drills import start_of
 
 Faults = str | Fault | Sequence[str | Fault | Strike | Active]
 
@@ -91,6 +93,7 @@ class Injector:
         self.moment = Moment()
         self._record = record
         self._guarded = False
+        self._start_id = start_of(supervision())
         self._trains = True
         self._updated = False
         self._calls = 0
@@ -313,7 +316,7 @@ class Injector:
         self.struck += 1
         self.strikes = [*self.strikes[1 - _KEPT :], strike]
         if self._record is not None:
-            append(self._record, strike)
+            append(self._record, strike, self._start_id)
         return True
 
     @contextmanager
@@ -465,6 +468,7 @@ class _Probe(seams.Probe):
 
     def guarded(self, job: Job) -> None:
         self._injector._guarded = True
+        self._injector._start_id = job.start_id
 
     def micro_batch(self, step: int, micro: int, batch: Any) -> None:
         self._injector._guarded = True

@@ -234,15 +234,18 @@ def unpack(text: str) -> Tensor:
         raise ValueError(f"packed integers cannot be unpacked: {error}") from error
 
 
-def append(path: Path, strike: Strike) -> None:
+def append(path: Path, strike: Strike, start_id: str = "") -> None:
     """Add a strike to a file of records; it is with the system when this returns.
 
-    What a writer that died left of a line stays, for readers to skip.
+    What a writer that died left of a line stays, for readers to skip. Beside the strike stands what names this start of the job and no
+    other (`runfiles.drills.start_of`): `site.start` begins at 1 again with every `bitwitness run`, and one fault must not explain
+    what was found in another session. It is no part of the strike, which is to be had again in another.
 
     Raises:
         RunFilesError: it cannot be written.
     """
-    line = json.dumps(strike.to_json()).encode() + b"\n"
+    named = {"start_id": start_id} if start_id else {}
+    line = json.dumps({**strike.to_json(), **named}).encode() + b"\n"
     with Reported(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)

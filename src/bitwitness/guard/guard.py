@@ -567,19 +567,19 @@ class Guard:
     def _start_files(self) -> None:
         job = self.job
 
-        def write() -> tuple[tuple[str, ...], str]:
+        def write() -> tuple[tuple[str, ...], str, str]:
             self._ledger = Ledger(self._files.journal(job.rank), self._metrics)
             if job.rank != 0:
-                return (), ""
+                return (), "", ""
             self._files.discard_staged()
             run = start.run_id(self._files)
             self._files.write_run(start.description(job, self.limits, run))
-            return tuple(path.name for path in self._files.incidents()), run
+            return tuple(path.name for path in self._files.incidents()), run, start.start_id()
 
         # What was found before this start is dealt with: either it starts anew, or resume() keeps clear of it.
-        self._known_incidents, self._keeper.run = job.channel.gather("run files", write)[0]
-        about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank), **start.supervision()}
-        self._ledger.event("start", about)
+        self._known_incidents, self._keeper.run, job.start_id = job.channel.gather("run files", write)[0]
+        about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank)}
+        self._ledger.event("start", {**about, "start_id": job.start_id, **start.supervision()})
         if job.rank == 0:
             for limit in self.limits:
                 logger.warning("%s", limit)

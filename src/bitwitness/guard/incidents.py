@@ -123,6 +123,7 @@ def _record(
         "placement": job.topology.to_json(),
         "policy": job.policy.to_json(),
         "scheduler_job": scheduler_job(os.environ),
+        "start_id": job.start_id,
         **start.supervision(),
         "notes": list(notes),
     }

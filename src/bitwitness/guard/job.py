@@ -41,6 +41,7 @@ class Job:
         seed: of the fingerprints, the same on every rank.
         device: where the model lives.
         can_rerun: whether the guard was given what it takes to run a micro-batch of training again.
+        start_id: what names this start of the job, the same on every rank; see `start.start_id`.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class Job:
     seed: int
     device: torch.device
     can_rerun: bool = False
+    start_id: str = ""
 
     @property
     def rank(self) -> int:

@@ -25,6 +25,7 @@ from bitwitness.guard.job import Job
 from bitwitness.guard.rewind import process_settings
 from bitwitness.policy import Policy
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
+from bitwitness.runfiles.drills import start_of
 from bitwitness.runfiles.label import Label
 from bitwitness.topology import (
     NODE_NAME_YAML,
@@ -309,6 +310,11 @@ def supervision() -> dict[str, Any]:
     if not supervision_id() or not generation.isdecimal():
         return {}
     return {"supervision": supervision_id(), "generation": int(generation)}
+
+
+def start_id() -> str:
+    """What names this start of the job and no other: as its supervision tells, else drawn, for all ranks by one of them."""
+    return start_of(supervision()) or new_incident_id()
 
 
 def is_same_run(label: Label, topology: Topology) -> bool:

@@ -7,8 +7,16 @@ taken from a line: which fault, where, when, and how many elements it changed.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from bitwitness.runfiles.drills import Found, Struck, is_drill, start_of
+from bitwitness.runfiles.judging import last_judgement
+from bitwitness.runfiles.reading import FAULTS, Folder, next_lines, rank_of
+from bitwitness.runfiles.run import Incident
 
 SCHEMA = 1
 _STEPS = 1 << 40
@@ -21,7 +29,9 @@ class Injected:
     Attributes:
         fault: the fault's number in its job.
         spec: the fault, in the grammar.
-        node, rank, step, start: where and when; `start` counts the starts of the job, from 1.
+        node, rank, step: where and when.
+        start: what names the start of the job (see `drills.start_of`); "" in records of older versions, which only count the
+            starts of a session of `bitwitness run`, so that the first of another one has the same number.
         work, target, name: what was hit, in which work.
         count: elements that were changed.
     """
@@ -31,7 +41,7 @@ class Injected:
     node: str
     rank: int
     step: int
-    start: int
+    start: str
     work: str
     target: str
     name: str
@@ -46,16 +56,79 @@ def read_injected(line: bytes) -> Injected | None:
         return None
     if not isinstance(record, dict) or record.get("schema") != SCHEMA or not isinstance(record.get("site"), dict):
         return None
-    site = {"start": 1, **record["site"]}
-    numbers = [_whole(site.get(name)) for name in ("fault", "rank", "step", "start")] + [_whole(record.get("count"))]
+    site = record["site"]
+    numbers = [_whole(site.get(name)) for name in ("fault", "rank", "step")] + [_whole(record.get("count"))]
     words = [record.get("spec"), record.get("node"), *(site.get(name) for name in ("work", "target", "name"))]
     if None in numbers or not all(isinstance(word, str) for word in words):
         return None
-    fault, rank, step, start, count = (int(number or 0) for number in numbers)
+    fault, rank, step, count = (int(number or 0) for number in numbers)
     spec, node, work, target, name = map(str, words)
-    return Injected(fault, spec, node, rank, step, start, work, target, name, count)
+    return Injected(fault, spec, node, rank, step, start_of(record), work, target, name, count)
 
 
 def _whole(value: Any) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _STEPS
     return value if whole else None
+
+
+def injected_into(run_dir: Path) -> list[Struck]:
+    """The faults that landed in a run; what cannot be read counts as none, so that nothing is called a drill because of it."""
+    found: dict[tuple[int, str, str, int], Struck] = {}
+    try:
+        with Folder(run_dir) as folder:
+            for name in folder.names(FAULTS):
+                if rank_of(name) is not None:
+                    _add(found, _lines(folder, f"{FAULTS}/{name}"))
+    except OSError:
+        pass
+    return list(found.values())
+
+
+def _add(found: dict[tuple[int, str, str, int], Struck], lines: Iterator[bytes]) -> None:
+    for line in lines:
+        one = read_injected(line)
+        if one is None:
+            continue
+        key = (one.rank, one.node, one.start, one.fault)
+        old = found.get(key, Struck(one.rank, one.node, one.start, one.step, one.step))
+        found[key] = Struck(one.rank, one.node, one.start, min(old.first, one.step), max(old.last, one.step))
+
+
+def _lines(folder: Folder, name: str) -> Iterator[bytes]:
+    try:
+        descriptor = folder.open(name)
+    except OSError:
+        return
+    try:
+        lines = next_lines(descriptor, 0)
+        while lines.offset or lines.more:
+            yield from (line for _, line in lines.lines)
+            if not lines.more:
+                return
+            lines = next_lines(descriptor, lines.offset, lines.scanned)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def judgement(found: Incident, actions: Sequence[Mapping[str, Any]], faults: Sequence[Struck]) -> str:
+    """What an incident was: a person's last word, else a drill where injected faults explain it, else ""."""
+    said = last_judgement(actions)
+    return str(said["judgement"]) if said is not None else "drill" if was_drill(found, faults) else ""
+
+
+def was_drill(found: Incident, faults: Sequence[Struck]) -> bool:
+    """Whether injected faults explain all of an incident."""
+    verdict, size = found.verdict, found.topology.world_size
+    named = frozenset((rank, found.topology.node_of(rank) if 0 <= rank < size else "") for rank in verdict.ranks)
+    about = Found(
+        found.path.name,
+        verdict.step,
+        verdict.window[0],
+        verdict.status,
+        named if verdict.status == "attributed" else frozenset(),
+        start_of(found.record),
+        frozenset(verdict.candidates),
+    )
+    return is_drill(about, faults)

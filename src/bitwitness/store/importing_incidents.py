@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from bitwitness.errors import RunFilesError
 from bitwitness.evidence import Observation, Verdict
+from bitwitness.runfiles.drills import start_of
 from bitwitness.runfiles.reading import ACTIONS, INCIDENT, INCIDENT_NAME, INCIDENTS, Folder, Lines, to_object
 from bitwitness.store.database import upsert
 from bitwitness.store.importing_about import write_stays
@@ -81,6 +82,7 @@ class Read:
             "window_last": step if last is None else last,
             "world_size": self.topology.world_size,
             "nodes": len(self.topology.nodes),
+            "start": name(start_of(record)),
             "on_detection": text(policy.get("on_detection"), 50) if isinstance(policy, dict) else "",
             "notes": [text(one, 1000) for one in notes[:100]] if isinstance(notes, list) else [],
         }

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from bitwitness.runfiles.reading import Lines
 from bitwitness.store import importing_ledger, importing_steps
 from bitwitness.store.database import upsert
-from bitwitness.store.importing_ledger import Range, tally
+from bitwitness.store.importing_ledger import Range, Sums, Undone, after_pruning, tally
 from bitwitness.store.importing_parsing import Batch, parse
 from bitwitness.store.importing_sources import Source, Take, Taken
 from bitwitness.store.importing_steps import Stretch
@@ -29,25 +29,28 @@ def taking(run: int, rank: int) -> Take:
     """What writes the lines of this rank's journal."""
 
     def take(connection: sa.Connection, source: Source, lines: Lines) -> Taken:
-        batch = parse(lines.lines, rank, source.starts)
-        write(connection, run, batch)
+        known = connection.execute(sa.select(ranks).where(ranks.c.run_id == run, ranks.c.rank == rank)).one_or_none()
+        floor, last = (known.floor, known.last) if known is not None else (-1, -1)
+        batch = parse(lines.lines, rank, source.starts, floor=floor, last=last)
+        _write_rank(connection, run, batch, known)
+        _write(connection, run, batch)
         return Taken(batch.records, batch.skipped, batch.starts)
 
     return take
 
 
-def write(connection: sa.Connection, run: int, batch: Batch) -> None:
-    """Write what was read."""
+def _write(connection: sa.Connection, run: int, batch: Batch) -> None:
     if batch.observations:
         connection.execute(sa.insert(observations), [{"run_id": run, **row} for row in batch.observations])
-    _write_rank(connection, run, batch)
-    for check, new in batch.ledger.items():
-        _write_ledger(connection, run, batch.rank, check, new)
+    write_ledger(connection, run, batch.rank, batch.ledger)
     if batch.marks:
         rows = [{"run_id": run, **row} for row in batch.marks]
         upsert(connection, marks, rows, keys=("run_id", "origin"), update=())
     for start, step in batch.started_at.items():
         _set_start(connection, run, start, step)
+    for start, step in batch.passed.items():
+        mine = sa.and_(marks.c.run_id == run, marks.c.origin == f"start:{start}", marks.c.passed < step)
+        connection.execute(sa.update(marks).where(mine).values(passed=step))
     if batch.stretches:
         _write_steps(connection, run, batch.stretches)
     if batch.costs:
@@ -65,26 +68,75 @@ def forget(connection: sa.Connection, run: int, rank: int) -> None:
         connection.execute(sa.delete(marks).where(marks.c.run_id == run, mine))
 
 
-def _write_rank(connection: sa.Connection, run: int, batch: Batch) -> None:
-    row = connection.execute(sa.select(ranks).where(ranks.c.run_id == run, ranks.c.rank == batch.rank)).one_or_none()
-    first, last, seen, known = (row.first, row.last, row.seen, row.observations) if row is not None else (-1, -1, "", 0)
+def _write_rank(connection: sa.Connection, run: int, batch: Batch, row: Any) -> None:
+    first, seen, known, start = (
+        (row.first, row.seen, row.observations, row.start) if row is not None else (-1, "", 0, "")
+    )
     values = {
         "run_id": run,
         "rank": batch.rank,
         "first": batch.first if first < 0 else first if batch.first < 0 else min(first, batch.first),
-        "last": max(last, batch.last),
+        "last": batch.last,
         "seen": max(seen, batch.seen),
         "observations": known + len(batch.observations),
+        "start": batch.start or start,
+        "floor": batch.floor,
     }
     upsert(connection, ranks, [values])
 
 
-def _write_ledger(connection: sa.Connection, run: int, rank: int, check: str, new: Sequence[Range]) -> None:
-    here = sa.and_(ledger.c.run_id == run, ledger.c.check == check, ledger.c.rank == rank)
-    first, last = min(one.first for one in new), max(one.last for one in new)
+def write_ledger(connection: sa.Connection, run: int, rank: int, said: Sequence[tuple[str, Range | Undone]]) -> None:
+    """Write what was said of a rank's steps, in order; "" says it of every check."""
+    if not said:
+        return
+    here = sa.and_(rank_coverage.c.run_id == run, rank_coverage.c.rank == rank)
+    known = {row["check"]: row for row in connection.execute(sa.select(rank_coverage).where(here)).mappings()}
+    for check in sorted({*known, *(check for check, _ in said)} - {""}):
+        new = [one for of, one in said if of in ("", check)]
+        keys = {"run_id": run, "check": check, "rank": rank}
+        _write_check(connection, keys, dict(known.get(check, {})), new)
+
+
+_FIELDS = tuple(Range.__dataclass_fields__)
+
+
+def _write_check(
+    connection: sa.Connection,
+    keys: Mapping[str, Any],
+    known: Mapping[str, Any],
+    said: Sequence[Range | Undone],
+) -> None:
+    here = sa.and_(*(ledger.c[name] == value for name, value in keys.items()))
+    before = Sums(*known["pruned"]) if known.get("pruned") else None
+    pruned, new = after_pruning(before, said)
+    now, old = _lay(connection, here, keys, new) if new else ([], [])
+    counts, gone = tally(now), tally(old)
+    newest = sa.select(ledger.c.last).where(here, ledger.c.outcome == "passed")
+    last = connection.execute(newest.order_by(ledger.c.first.desc()).limit(1)).scalar()
+    if last is None:
+        last = -1 if pruned is None else pruned.passed_up_to(pruned.last)
+    sums = {
+        each: known.get(each, 0)
+        + counts.get(each, 0)
+        - gone.get(each, 0)
+        + (getattr(pruned, each) - getattr(before, each) if pruned is not None else 0)
+        for each in importing_ledger.OUTCOMES
+    }
+    values = {**keys, **sums, "last": last, "pruned": None if pruned is None else pruned.to_json()}
+    if any(known.get(each) != value for each, value in values.items()):
+        upsert(connection, rank_coverage, [values])
+
+
+def _lay(
+    connection: sa.Connection, here: sa.ColumnElement[bool], keys: Mapping[str, Any], new: Sequence[Range | Undone]
+) -> tuple[list[Range], list[Range]]:
+    """The ranges that new words may touch, after and before these."""
+    first = min(one.first for one in new)
     # Ranges do not overlap, so of those that begin before only the last can reach as far.
     before = connection.execute(sa.select(sa.func.max(ledger.c.first)).where(here, ledger.c.first < first)).scalar()
-    within = ledger.c.first.between(first if before is None else before, last + 1)
+    within = ledger.c.first >= (first if before is None else before)
+    if not any(isinstance(one, Undone) for one in new):
+        within &= ledger.c.first <= max(one.last for one in new if isinstance(one, Range)) + 1
     old = [Range(*row) for row in connection.execute(sa.select(*_RANGE).where(here, within).order_by(ledger.c.first))]
     now = importing_ledger.laid(old, new)
     kept, whole = {one.first: one for one in now}, {one.first: one for one in old}
@@ -92,34 +144,8 @@ def _write_ledger(connection: sa.Connection, run: int, rank: int, check: str, ne
     if gone:
         connection.execute(sa.delete(ledger).where(here, ledger.c.first == sa.bindparam("at")), gone)
     changed = [one for one in now if whole.get(one.first) != one]
-    keys = {"run_id": run, "check": check, "rank": rank}
     upsert(connection, ledger, [{**keys, **{each: getattr(one, each) for each in _FIELDS}} for one in changed])
-    _count_ledger(connection, keys, tally(now), tally(old), new)
-
-
-_FIELDS = tuple(Range.__dataclass_fields__)
-
-
-def _count_ledger(
-    connection: sa.Connection,
-    keys: Mapping[str, Any],
-    now: Mapping[str, int],
-    old: Mapping[str, int],
-    new: Sequence[Range],
-) -> None:
-    here = [rank_coverage.c[name] == value for name, value in keys.items()]
-    row = connection.execute(sa.select(rank_coverage).where(*here)).mappings().one_or_none()
-    values = (
-        dict(row) if row is not None else {**keys, "passed": 0, "unverified": 0, "failed": 0, "last": -1, "start": 0}
-    )
-    for outcome in importing_ledger.OUTCOMES:
-        values[outcome] += now.get(outcome, 0) - old.get(outcome, 0)
-    for one in new:
-        if one.start > values["start"]:  # what had passed after the checkpoint from which it went on is undone
-            values["start"], values["last"] = one.start, min(values["last"], one.first - 1)
-        if one.outcome == "passed":
-            values["last"] = max(values["last"], one.last)
-    upsert(connection, rank_coverage, [values])
+    return now, old
 
 
 def _set_start(connection: sa.Connection, run: int, start: int, step: int) -> None:

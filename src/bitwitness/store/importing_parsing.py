@@ -9,14 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
+from bitwitness.evidence import CheckName
+from bitwitness.runfiles.drills import start_of
 from bitwitness.runfiles.files import SCHEMA
-from bitwitness.store.importing_ledger import OUTCOMES, Range
+from bitwitness.store.importing_ledger import OUTCOMES, Range, Undone
 from bitwitness.store.importing_steps import Stretch
 from bitwitness.store.importing_values import moment, name, plain, real, text, whole
 
 _NO_DETAIL: dict[str, Any] = {}
+_NONE, _RESUMED = -1, -2
+_CHECKS = frozenset(get_args(CheckName))
+_COSTS = _CHECKS | {"guard"}
+_LINE = 1_000_000
+"""Steps of one line at most; guards write a hundred."""
+_FAR = 1_000_000_000
+"""How far a line may be beyond all that is on record of its rank. No training makes as many steps."""
+_SECONDS = (1e-9, 1e9)
+"""Wall time that the steps of a line can have taken."""
+_NUMBER = 1e100
+"""Beyond it a loss is none, and sums of such are no numbers."""
 
 
 @dataclass(slots=True)
@@ -29,7 +42,10 @@ class Batch:
         records, skipped: lines that were used, and that were not.
         first, last: the first and last step in it; -1 if none.
         seen: the newest time.
-        ledger: check -> ranges, in order.
+        start: what names the newest start of the job; "" unknown, or not in here.
+        floor: the first step of the newest start, as far as it is on record; -1: none is, -2: a `resume` has said all.
+        ledger: each check and what was said of it, in order; "" is every check.
+        passed: by number of the start, the last step that any check passed in it, where this batch tells.
         observations: rows.
         marks: rows, without their run; `step` is -1 where it is not known yet.
         started_at: the step with which each start went on, by its number, where this batch tells.
@@ -45,7 +61,10 @@ class Batch:
     first: int = -1
     last: int = -1
     seen: str = ""
-    ledger: dict[str, list[Range]] = field(default_factory=dict)
+    start: str = ""
+    floor: int = _NONE
+    ledger: list[tuple[str, Range | Undone]] = field(default_factory=list)
+    passed: dict[int, int] = field(default_factory=dict)
     observations: list[dict[str, Any]] = field(default_factory=list)
     marks: list[dict[str, Any]] = field(default_factory=list)
     started_at: dict[int, int] = field(default_factory=dict)
@@ -57,26 +76,34 @@ class Batch:
 
     def at_step(self, first: int, last: int) -> None:
         """The rank was at these steps."""
+        if self.floor == _NONE or first < self.floor:
+            self.floor = first
+            if self.starts > 1:  # it began here, without a word that it does: what was made before is made again
+                self.ledger.append(("", Undone(first, self.starts)))
         self.first = first if self.first < 0 else min(self.first, first)
         self.last = max(self.last, last)
         if self.rank == 0:
             self.started_at.setdefault(self.starts, first)
 
-    def mark(self, kind: str, step: int, time: str, said: str, origin: str, generation: int = 0) -> None:
+    def mark(self, kind: str, step: int, time: str, said: str, origin: str, start: str = "") -> None:
         """Something happened."""
+        if start:
+            self.start = start
         row = {"kind": kind, "step": step, "time": time, "text": text(said, 500), "origin": origin}
-        self.marks.append(row | {"generation": generation})
+        self.marks.append(row | {"start": start})
 
 
-def parse(lines: Iterable[tuple[int, bytes]], rank: int, starts: int) -> Batch:
+def parse(lines: Iterable[tuple[int, bytes]], rank: int, starts: int, *, floor: int = _NONE, last: int = -1) -> Batch:
     """What the lines of a rank's journal say.
 
     Args:
         lines: byte at which each begins, and what is in it.
         rank: whose journal it is.
         starts: how many guards had written to it before.
+        floor: as `Batch.floor` was after what was read before.
+        last: the last step that was read before.
     """
-    batch = Batch(rank, starts)
+    batch = Batch(rank, starts, floor=floor, last=last)
     for at, line in lines:
         try:
             record = json.loads(line)
@@ -102,17 +129,21 @@ def _refused(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
 
 def _start(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
     batch.starts += 1
+    batch.floor = _NONE
+    batch.start = name(start_of(record))
     if batch.rank == 0:
-        size, generation = whole(record.get("world_size")), whole(record.get("generation")) or 0
+        size = whole(record.get("world_size"))
         said = "a guard was made" + (f" for {size} ranks" if size else "")
-        batch.mark("start", -1, time, said, f"start:{batch.starts}", generation)
+        batch.mark("start", -1, time, said, f"start:{batch.starts}", batch.start)
     return True
 
 
 def _resume(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
     step = whole(record.get("step"))
-    if step is None:
+    if step is None or step > max(batch.last, 0) + _FAR:
         return False
+    batch.floor = _RESUMED
+    batch.ledger.append(("", Undone(step)))
     if batch.rank == 0:
         batch.started_at[batch.starts] = step
         refused = record.get("refused")
@@ -151,10 +182,11 @@ def _action(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
 
 
 def _ledger(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
-    check, first, last = name(record.get("check")), whole(record.get("first")), whole(record.get("last"))
-    outcome = record.get("outcome")
-    if not check or first is None or last is None or last < first or outcome not in OUTCOMES:
+    check, outcome = _check(record), record.get("outcome")
+    found = _stretch(batch, record)
+    if not check or found is None or outcome not in OUTCOMES:
         return False
+    first, last = found
     detail = record.get("detail", _NO_DETAIL)
     if not isinstance(detail, dict):
         return False
@@ -162,15 +194,17 @@ def _ledger(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
         outcome == "passed"
     ):  # who witnessed what of it changes from step to step, and nobody asks; how deep it went stays
         detail = {"level": detail["level"]} if isinstance(detail.get("level"), str) else {}
-    found = Range(first, last, outcome, text(record.get("reason")), plain(detail), batch.starts)
-    batch.ledger.setdefault(check, []).append(found)
     batch.at_step(first, last)
+    said = Range(first, last, outcome, text(record.get("reason")), plain(detail), batch.starts)
+    batch.ledger.append((check, said))
+    if outcome == "passed" and batch.rank == 0:
+        batch.passed[batch.starts] = max(last, batch.passed.get(batch.starts, -1))
     return True
 
 
 def _observation(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
-    check, step = name(record.get("check")), whole(record.get("step"))
-    if not check or step is None:
+    check, step = _check(record), whole(record.get("step"))
+    if not check or step is None or step > max(batch.last, 0) + _FAR:
         return False
     repeats, detail = record.get("repeats"), record.get("detail")
     batch.observations.append(
@@ -194,31 +228,26 @@ def _observation(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bo
 
 
 def _steps(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
-    first, last = whole(record.get("first")), whole(record.get("last"))
-    nonfinite, cost = whole(record.get("nonfinite", 0)), record.get("cost", {})
-    if (
-        batch.rank != 0
-        or first is None
-        or last is None
-        or last < first
-        or nonfinite is None
-        or not isinstance(cost, dict)
-    ):
+    found, nonfinite, cost = _stretch(batch, record), whole(record.get("nonfinite", 0)), record.get("cost", {})
+    if batch.rank != 0 or found is None or nonfinite is None or not isinstance(cost, dict):
         return False
-    count, wall = last - first + 1, real(record.get("seconds")) or 0.0
+    (first, last), wall = found, real(record.get("seconds")) or 0.0
+    costs = {str(check): real(seconds) for check, seconds in cost.items() if check in _COSTS}
+    if (wall and not _SECONDS[0] <= wall <= _SECONDS[1]) or any((one or 0.0) > _SECONDS[1] for one in costs.values()):
+        return False
+    count = last - first + 1
     names = ("loss", "loss_low", "loss_high", "norm", "norm_low", "norm_high")
     batch.stretches.append(
         Stretch(
             first,
             last,
             count,
-            **{one: real(record.get(one)) for one in names},
+            **{one: _number(record.get(one)) for one in names},
             nonfinite=min(nonfinite, count),
             seconds=wall / count if wall > 0 else None,
         )
     )
-    costs = {name(check): real(seconds) for check, seconds in list(cost.items())[:100]}
-    taken = {check: seconds for check, seconds in costs.items() if check and seconds is not None and seconds >= 0}
+    taken = {check: seconds for check, seconds in costs.items() if seconds is not None and seconds >= 0}
     if taken and wall > 0:  # a device that tells no times says nothing of costs, and is none that costs nothing
         for check, seconds in taken.items():
             batch.costs[check] = batch.costs.get(check, 0.0) + seconds
@@ -227,6 +256,25 @@ def _steps(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:
         batch.clock = text(record.get("clock"), 20)
     batch.at_step(first, last)
     return True
+
+
+def _number(value: Any) -> float | None:
+    found = real(value)
+    return found if found is not None and abs(found) <= _NUMBER else None
+
+
+def _check(record: dict[str, Any]) -> str:
+    """The check of a line, "" if this version knows none of this name: anybody can write names, and each makes rows."""
+    check = record.get("check")
+    return check if isinstance(check, str) and check in _CHECKS else ""
+
+
+def _stretch(batch: Batch, record: dict[str, Any]) -> tuple[int, int] | None:
+    """First and last step of a line; None where no guard can have made them: one line must not spoil all sums."""
+    first, last = whole(record.get("first")), whole(record.get("last"))
+    if first is None or last is None or not 0 <= last - first < _LINE or last > max(batch.last, 0) + _FAR:
+        return None
+    return first, last
 
 
 def _nothing(batch: Batch, at: int, time: str, record: dict[str, Any]) -> bool:

@@ -35,7 +35,7 @@ class Problems:
         if lines:
             self.note(
                 path,
-                f"{lines} line{'s' * (lines > 1)} could not be used (torn, damaged or foreign) and left out",
+                f"{lines} line{'s' * (lines > 1)} could not be used (torn, damaged, foreign, or of a newer version) and left out",
                 lines,
             )
         else:

@@ -237,7 +237,7 @@ def forget_log(connection: sa.Connection, run: int) -> None:
 
 def take_faults(connection: sa.Connection, source: Source, lines: Lines, run: int, time: str) -> Taken:
     """Write lines of a record of injected faults; a fault that struck often is one row."""
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    found: dict[tuple[int, str, int], dict[str, Any]] = {}
     used = skipped = 0
     for _, line in lines.lines:
         one = read_injected(line)
@@ -246,11 +246,11 @@ def take_faults(connection: sa.Connection, source: Source, lines: Lines, run: in
             continue
         used += 1
         row = found.setdefault(
-            (one.rank, one.start, one.fault),
+            (one.rank, name(one.start), one.fault),
             {
                 "run_id": run,
                 "rank": one.rank,
-                "start": one.start,
+                "start": name(one.start),
                 "fault": one.fault,
                 "spec": text(one.spec, 1000),
                 "node": name(one.node),

@@ -5,29 +5,30 @@ It is made anew from what the database holds, so it does not matter in which ord
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from bitwitness.evidence import Verdict
+from bitwitness.runfiles.drills import Found, Struck, settled
 from bitwitness.runfiles.label import Label, distrust
 from bitwitness.runfiles.run import Incident
 from bitwitness.store.database import upsert
-from bitwitness.store.importing_drills import Found, Struck, judged
+from bitwitness.store.importing_coverage import write_coverage
 from bitwitness.store.tables import (
     actions,
     checkpoints,
     costs,
-    coverage,
     drills,
     incident_ranks,
     incidents,
     marks,
     nodes,
     problems,
-    rank_coverage,
     ranks,
     runs,
     stays,
@@ -42,13 +43,13 @@ _MACHINES = ("", "controller")
 def add_up(connection: sa.Connection, run: int) -> None:
     """Write what follows from all that is known of a run."""
     row = connection.execute(sa.select(runs).where(runs.c.id == run).with_for_update(key_share=True)).one()
-    _write_coverage(connection, run, row.world_size)
+    write_coverage(connection, run, row.world_size)
     _settle_marks(connection, run)
     _judge(connection, run)
     newest = _doubt(connection, run)
-    seen = _seen(connection, run, row.started)
-    _write_places(connection, run, seen)
     started = _started(connection, run, row.started)
+    seen = _seen(connection, run, started)
+    _write_places(connection, run, seen)
     values = {
         "seen": seen,
         "started": started,
@@ -68,37 +69,6 @@ def _started(connection: sa.Connection, run: int, known: str) -> str:
 
 def _one(connection: sa.Connection, query: sa.Select[Any]) -> Any:
     return connection.execute(query).scalar()
-
-
-def _write_coverage(connection: sa.Connection, run: int, world_size: int) -> None:
-    made = sa.select(sa.func.coalesce(sa.func.sum(ranks.c.last - ranks.c.first + 1), 0))
-    whole = int(_one(connection, made.where(ranks.c.run_id == run, ranks.c.first >= 0)))
-    here = rank_coverage.c.run_id == run
-    total = sa.func.sum
-    sums = sa.select(
-        rank_coverage.c.check,
-        *(total(rank_coverage.c[each]).label(each) for each in ("passed", "unverified", "failed")),
-    )
-    found = connection.execute(sums.where(here).group_by(rank_coverage.c.check)).mappings().all()
-    lowest = sa.select(rank_coverage.c.check, sa.func.min(rank_coverage.c.last), sa.func.count())
-    inside = lowest.where(here, rank_coverage.c.rank < world_size).group_by(rank_coverage.c.check)
-    # A rank that never said that this check had passed has not passed it, whatever the others say.
-    last = {check: at if count == world_size else -1 for check, at, count in connection.execute(inside)}
-    rows = [
-        {
-            "run_id": run,
-            "check": row["check"],
-            "passed": int(row["passed"]),
-            "unverified": int(row["unverified"]),
-            "failed": int(row["failed"]),
-            "all": whole,
-            "last": last.get(row["check"], -1),
-        }
-        for row in found
-    ]
-    gone = sa.delete(coverage).where(coverage.c.run_id == run, coverage.c.check.not_in([row["check"] for row in rows]))
-    connection.execute(gone)
-    upsert(connection, coverage, rows)
 
 
 def _settle_marks(connection: sa.Connection, run: int) -> None:
@@ -151,46 +121,37 @@ def _said(connection: sa.Connection, run: int) -> tuple[dict[int, dict[str, str]
     return said, acted
 
 
-def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) -> set[int]:
+def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) -> AbstractSet[int | str]:
     struck = connection.execute(sa.select(drills).where(drills.c.run_id == run)).all()
     if not struck:
-        return set()
-    starts = connection.execute(
-        sa.select(marks.c.time, marks.c.generation)
-        .where(marks.c.run_id == run, marks.c.kind == "start")
-        .order_by(marks.c.time)
-    ).all()
-    named: dict[int, set[int]] = {}
-    chosen = sa.select(incident_ranks.c.incident_id, incident_ranks.c.rank)
-    for key, rank in connection.execute(chosen.where(incident_ranks.c.run_id == run, incident_ranks.c.role == "named")):
-        named.setdefault(key, set()).add(rank)
+        return frozenset()
+    roles: dict[str, dict[int, set[tuple[int, str]]]] = {"named": defaultdict(set), "candidate": defaultdict(set)}
+    chosen = sa.select(incident_ranks).where(incident_ranks.c.run_id == run, incident_ranks.c.role.in_(roles))
+    for row in connection.execute(chosen):
+        roles[row.role][row.incident_id].add((row.rank, row.node))
     found = [
         Found(
             row.id,
             row.step,
             row.window_first,
             row.status,
-            frozenset(named.get(row.id, ())),
-            _start_at(starts, row.time),
+            frozenset(roles["named"].get(row.id, ())),
+            row.start,
+            frozenset(rank for rank, _ in roles["candidate"].get(row.id, ())),
         )
         for row in known
     ]
-    passed = _one(connection, sa.select(sa.func.max(rank_coverage.c.last)).where(rank_coverage.c.run_id == run))
-    explained: set[int] = set()
-    every = [Struck(row.rank, row.start, row.step, row.last) for row in struck]
-    for row, fault in zip(struck, every, strict=True):
-        result = judged(fault, found, -1 if passed is None else passed, every)
-        explained |= result.explains
+    started = sa.select(marks.c.start, sa.func.max(marks.c.passed)).where(
+        marks.c.run_id == run, marks.c.kind == "start"
+    )
+    passed = dict(tuple(row) for row in connection.execute(started.group_by(marks.c.start)))
+    every = [Struck(row.rank, row.node, row.start, row.step, row.last) for row in struck]
+    explained, outcomes = settled(every, found, passed)
+    for row, result in zip(struck, outcomes, strict=True):
         values = {"outcome": result.outcome, "incident_id": result.incident, "late": result.late}
         if any(getattr(row, each) != value for each, value in values.items()):
             connection.execute(sa.update(drills).where(drills.c.id == row.id).values(**values))
     return explained
-
-
-def _start_at(starts: Sequence[Any], time: str) -> int:
-    """In which start of the job something happened; 0 where nothing tells. Without a supervisor there is only one."""
-    earlier = [one for one in starts if one.time <= time] or list(starts[:1])
-    return max(1, earlier[-1].generation) if earlier else 0
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 import sqlalchemy as sa
 
 from bitwitness.errors import ConfigurationError
-from bitwitness.store.database import Database, changed
+from bitwitness.store.database import Database, changed, upsert
+from bitwitness.store.importing_ledger import Sums
 from bitwitness.store.importing_values import stamp
-from bitwitness.store.tables import evidence, incidents, ledger, observations, runs
+from bitwitness.store.tables import coverage, evidence, incidents, ledger, observations, rank_coverage, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ def prune(
 ) -> Pruned:
     """Remove raw observations and the ledger's ranges of runs of which nothing was heard for longer than `keep`.
 
-    A run that was silent for so long and then goes on counts steps that it makes again twice in its coverage.
+    A run that was silent for so long may go on: of the steps that it then makes again only as many count as are known to have passed
+    before, so its coverage is never more than what is true (`importing_ledger.Sums`).
 
     Args:
         database: where.
@@ -101,6 +103,7 @@ def _prune_run(database: Database, run: int, now: str, dry_run: bool) -> tuple[i
         return counts[0], counts[1]
 
     def remove(connection: sa.Connection) -> tuple[int, int]:
+        _keep_sums(connection, run)
         seen = connection.execute(sa.delete(observations).where(observations.c.run_id == run)).rowcount
         ranges = connection.execute(sa.delete(ledger).where(ledger.c.run_id == run)).rowcount
         connection.execute(sa.update(runs).where(runs.c.id == run).values(pruned=now))
@@ -108,6 +111,34 @@ def _prune_run(database: Database, run: int, now: str, dry_run: bool) -> tuple[i
         return seen, ranges
 
     return database.change(remove)
+
+
+def _keep_sums(connection: sa.Connection, run: int) -> None:
+    """Note of what steps the sums of each rank are: they may be made again."""
+    world_size = connection.execute(sa.select(runs.c.world_size).where(runs.c.id == run)).scalar_one()
+    here = ledger.c.run_id == run
+    ends = sa.select(
+        ledger.c.check, ledger.c.rank, sa.func.max(ledger.c.last).label("last"), sa.func.max(ledger.c.start)
+    )
+    by_rank = {
+        (check, rank): (last, start)
+        for check, rank, last, start in connection.execute(ends.where(here).group_by(ledger.c.check, ledger.c.rank))
+    }
+    common = sa.select(coverage.c.check, coverage.c.last).where(coverage.c.run_id == run)
+    verified = {row._mapping["check"]: row.last for row in connection.execute(common)}
+    rows = []
+    for row in connection.execute(sa.select(rank_coverage).where(rank_coverage.c.run_id == run)).mappings():
+        check = row["check"]
+        last, start = by_rank.get((check, row["rank"]), (-1, 0))
+        if last < 0:
+            continue
+        if row["pruned"]:
+            last = max(last, Sums(*row["pruned"]).last)
+        sums = (row["passed"], row["unverified"], row["failed"])
+        common_step = verified.get(check, -1) if row["rank"] < world_size else -1
+        kept = Sums(last, start, common_step if common_step <= last else -1, *sums)
+        rows.append({**row, "pruned": kept.to_json()})
+    upsert(connection, rank_coverage, rows)
 
 
 def _prune_evidence(database: Database, before: str, dry_run: bool) -> int:

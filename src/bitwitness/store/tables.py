@@ -161,6 +161,8 @@ ranks = Table(
     _count("last", -1),
     _text("seen"),
     _count("observations"),
+    _text("start"),  # the newest start of the job in its journal, see `runfiles.drills.start_of`
+    _count("floor", -1),  # see `importing_parsing.Batch.floor`
 )
 
 ledger = Table(
@@ -188,8 +190,8 @@ rank_coverage = Table(
     _count("passed"),  # steps
     _count("unverified"),
     _count("failed"),
-    _count("last", -1),  # last step that passed, in the newest start that has said anything
-    _count("start"),
+    _count("last", -1),  # last step that passed, as far as its work counts
+    Column("pruned", Json),  # `importing_ledger.Sums`: what is known of steps whose ranges were removed, counted above
 )
 
 coverage = Table(
@@ -201,7 +203,7 @@ coverage = Table(
     _count("unverified"),
     _count("failed"),
     _count("all"),  # rank-steps made, as far as known
-    _count("last", -1),  # passed on every rank up to here; -1 if not on every one
+    _count("last", -1),  # the last step that passed on every rank; -1 if none did
 )
 """The sums of `rank_coverage`, one row a run and check."""
 
@@ -264,7 +266,8 @@ marks = Table(
     _text("time"),
     _text("kind"),  # start, resume, checkpoint, guard_failure, restart, action, ended
     _text("text"),
-    _count("generation"),
+    _text("start"),  # of a start: what names it and no other, see `runfiles.drills.start_of`
+    _count("passed", -1),  # of a start: the last step at which any check passed on rank 0 in it
     UniqueConstraint("run_id", "origin"),
     Index("ix_marks_run_kind", "run_id", "kind", "step"),
 )
@@ -308,6 +311,7 @@ incidents = Table(
     Column("notes", Json),
     Column("files", Json),  # name -> bytes
     _text("on_detection"),  # of the policy then
+    _text("start"),  # of the job, in which it was found, see `runfiles.drills.start_of`; "" unknown
     _text("judged"),  # by a person, the last word; "" if none
     _text("judged_by"),
     _text("judged_at"),
@@ -447,7 +451,7 @@ drills = Table(
     _key(),
     _of("runs"),
     _count("rank"),
-    _count("start"),
+    _text("start"),  # see `runfiles.drills.start_of`; "" unknown
     _count("fault"),
     _text("spec"),  # in the grammar
     _text("node"),
