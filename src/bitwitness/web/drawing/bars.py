@@ -36,10 +36,10 @@ class Bar:
 
 
 def bar(one: Coverage) -> Bar:
-    """The bar of a check. Where more is on record than the run is known to have made, that is all there is."""
+    """The bar of a check. Where more is on record than the run is known to have made, it is not known how much passed."""
     seen = {"passed": max(0, one.passed), "unverified": max(0, one.unverified), "failed": max(0, one.failed)}
-    whole = max(one.all, sum(seen.values()))
-    if whole <= 0:
+    whole = one.all
+    if whole <= 0 or sum(seen.values()) > whole:
         return Bar((Part("gap", 0.0, _WIDTH),), None, 0)
     counts: dict[Cell, int] = {
         "passed": seen["passed"],
