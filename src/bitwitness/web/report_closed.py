@@ -107,8 +107,8 @@ _MAKER = re.compile(
 )
 _PRODUCT = re.compile(
     r"A\d{1,3}|[HBLVTP]\d{1,3}[A-Z]?|G[BH]\d{3}|MI\d{2,3}[AXP]?|RTX|GTX|GRID|DGX|HGX|Graphics|Device|Ada|Hopper|Blackwell|Grace|Generation"
-    r"|EPYC|Ryzen|Threadripper|PRO|Xeon\(R\)|Core\(TM\)|Platinum|Gold|Silver|Bronze|Max|Ultra|Gaudi\d?|Neoverse-[NV]\d|Graviton\d|Altra"
-    r"|Processor|CPU|@|\d{1,3}-Core|\d{3,5}[A-Z]{0,2}\d?|\d{1,4}([GM]i?B)|HBM\d?[eE]?|PCIe|PCI-E|SXM\d?|NVL\d{0,3}|OAM|MIG|\dg\.\d{1,3}gb"
+    r"|EPYC|Ryzen|Threadripper|PRO|Xeon\(R\)|Core\(TM\)|Platinum|Gold|Silver|Bronze|Max|Ultra|Gaudi\d?|Neoverse|[NV]\d|Graviton\d|Altra"
+    r"|Processor|CPU|@|Core|\d{1,5}[A-Z]{0,2}\+?|\d{1,4}([GM]i?B)|HBM\d?[eE]?|PCIe|PCI|E|SXM\d?|NVL\d{0,3}|OAM|MIG|\dg\.\d{1,3}gb"
     r"|\d{1,2}(\.\d{1,3})?GHz|Ti|SUPER|Laptop|Server|Edition|Workstation|\((AVX\d{0,3}|AVX512_\w{4}|NO|DEFAULT|SVE\d{0,3}|NEON|VSX)( AVX)?\)",
     re.ASCII,
 )
@@ -143,10 +143,8 @@ def standing(text: str) -> bool:
 
 def model(text: str) -> str:
     """What kind of device: words that makers use, each of them."""
-    first, *others = text.split(" ") if text else [""]
-    known = bool(_MAKER.fullmatch(first)) and all(
-        not word or _MAKER.fullmatch(word) or _PRODUCT.fullmatch(word) for word in others
-    )
+    first, *others = re.split(r"[ -]+(?![^(]*\))", text)
+    known = bool(_MAKER.fullmatch(first)) and all(_MAKER.fullmatch(word) or _PRODUCT.fullmatch(word) for word in others)
     return text if known or not text else LEFT_OUT
 
 
