@@ -18,6 +18,7 @@ from bitwitness.runfiles import RunFiles
 from bitwitness.runfiles.judging import Judgement, note_judgement
 from tests.fleet.incidents import incident_id
 from tests.fleet.rehearsal import Rehearsal
+from tests.store.making import strike
 
 ALL = frozenset({"drain", "reboot", "replace"})
 DRAINED = [("drain", "n1")]
@@ -245,6 +246,54 @@ def test_a_device_of_a_false_alarm_is_not_taken_out_anew_when_it_is_seen_again(p
     play.clock.move(2 * MINUTE)
     play.rounds(3, apart=MINUTE)
     assert (play.cluster.calls(), play.trail("returned"), play.trail("trouble")) == (DRAINED, [], [])
+
+
+# Injected faults ------------------------------------------------------------------------------------------------------
+
+START = "20261129T110000Z-0000aa"
+
+
+def inject(play: Rehearsal, rank: int = 1, step: int = 7) -> None:
+    """A fault lands on a rank, in the start of the job in which the incidents of these tests are found."""
+    folder = play.run_dir / "faults"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"rank-{rank:05d}.jsonl").open("a") as file:
+        file.write(strike(rank, step, start=START, node=f"n{rank}"))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_injected_faults_explain_drains_nobody_and_is_no_strike(play: Rehearsal, before: bool) -> None:
+    """Also where another controller has picked it up, which did not look."""
+    play.begin(approve=ALL)
+    if before:
+        inject(play)
+    path = play.incident(start_id=START)
+    play.rounds(2)
+    if not before:
+        assert len(Questions(play.state).waiting()) == 1
+        inject(play)
+        play.begin()
+        play.rounds(2)
+    (kept,) = play.kept("n1")
+    assert (kept.proposal.action, kept.status) == (("contact", "nothing") if before else ("drain", "cleared"))
+    assert "faults that were injected on purpose explain all of it" in (kept.proposal.reason if before else kept.why)
+    play.begin(approve=frozenset())
+    for number in (2, 3):
+        play.clock.move(MINUTE)
+        play.incident(number, persistence="transient", start_id="20261129T110000Z-0000bb")
+        play.rounds(2)
+    assert play.cluster.calls() == []
+    judge(play, path, "confirmed")
+    play.incident(4, persistence="transient", start_id="20261129T110000Z-0000bb")
+    play.rounds(2)
+    assert play.cluster.calls() == DRAINED, "a person's word counts more than the records"
+
+
+def test_faults_that_do_not_explain_an_incident_change_nothing(play: Rehearsal) -> None:
+    inject(play, rank=2)
+    play.incident(start_id=START)
+    play.rounds(2)
+    assert play.cluster.calls() == DRAINED
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ from bitwitness.fleet.policy import FleetPolicy
 from bitwitness.fleet.telling import Teller
 from bitwitness.fleet.watching import Stamp, Trouble, stamp_of
 from bitwitness.runfiles import Incident, read_actions, read_incident
+from bitwitness.runfiles.faults import injected_into, was_drill
 from bitwitness.runfiles.judging import last_judgement
+from bitwitness.runfiles.reading import FAULTS
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,15 @@ def unless_judged(proposal: Proposal, word: Word | None) -> Proposal:
     return Proposal(
         proposal.incident, proposal.node, proposal.devices, "contact", None, "low", reason, proposal.signals
     )
+
+
+def injected(incident: Incident, run: Path) -> Word | None:
+    """That an incident was a drill, where the records of injected faults explain all of it."""
+    faults = injected_into(run)
+    if not faults or not was_drill(incident, faults):
+        return None
+    why = "faults that were injected on purpose explain all of it (the records in faults/ of its run)"
+    return Word(incident.path.name, "drill", "", why, "")
 
 
 class Judges:
@@ -109,6 +120,8 @@ class Judges:
             return False
         try:
             word = word_beside(known.path)
+            if word is None and name not in self._stamps and self.words.of(name) is None:
+                word = self._injected(known)
         except (BitwitnessError, OSError, *DAMAGE) as error:
             text = f"what was said of incident {name} cannot be read, so that it counts as before: {error}"
             self._wrong[name] = (known.run, text)
@@ -122,12 +135,18 @@ class Judges:
 
     def first(self, incident: Incident, run: Path) -> Word | None:
         """What is known of an incident that is picked up now: what a person has said, or that injected faults explain it."""
+        stamp = stamp_of(incident.path / "actions.jsonl")
         try:
             word = word_beside(incident.path)
-        except (BitwitnessError, OSError, *DAMAGE) as error:
+            self._stamps[incident.path.name] = stamp
+        except (BitwitnessError, OSError, *DAMAGE) as error:  # which is tried again, and said
             logger.warning("what was said of %s cannot be read: %s", incident.path, error)
             word = None
-        return word
+        try:
+            return word or injected(incident, run)
+        except (BitwitnessError, OSError, *DAMAGE) as error:
+            logger.warning("whether %s was a drill cannot be told: %s", incident.path, error)
+            return None
 
     def hear(self, proposal: Proposal) -> None:
         """Look at everything on which a proposal rests: its incident, and those that are strikes against its devices."""
@@ -145,6 +164,11 @@ class Judges:
         self.look(incident)
         word = self.words.of(incident)
         return word.text if word is not None and word.is_away else ""
+
+    def _injected(self, known: Known) -> Word | None:
+        """The same of an incident that was picked up before, once in the life of a process; most runs have no such records."""
+        run = Path(known.run)
+        return injected(read_incident(known.path), run) if (run / FAULTS).is_dir() else None
 
     # Taking up ---------------------------------------------------------------------------------------------------------
 
