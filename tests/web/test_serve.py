@@ -14,14 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
 from bitwitness.cli.main import cli
+from bitwitness.cli.serve import address_of
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Importer
+from bitwitness.web.security import addressed_to_us
+from bitwitness.web.settings import Settings, hosts_of, is_loopback
 from tests.fleet.incidents import write
 
 slow = pytest.mark.skipif(not os.environ.get("BITWITNESS_EXHAUSTIVE"), reason="starts one more process")
@@ -105,10 +109,32 @@ def test_it_shows_a_run_writes_nothing_to_it_and_ends_with_0(runs: Path, tmp_pat
     assert tree(runs) == before
 
 
+@pytest.mark.parametrize(
+    ("host", "public", "address"),
+    [
+        ("127.0.0.1", (), "http://127.0.0.1:8642"),
+        ("::1", (), "http://[::1]:8642"),
+        ("10.0.0.7", (), "http://10.0.0.7:8642"),
+        ("0.0.0.0", (), f"http://{socket.gethostname()}:8642"),
+        ("::", (), f"http://{socket.gethostname()}:8642"),
+        ("", (), f"http://{socket.gethostname()}:8642"),
+        ("0.0.0.0", ("https://Console.example/", "http://console:8642"), "https://console.example"),
+        ("127.0.0.1", ("http://console:8642",), "http://console:8642"),
+    ],
+)
+def test_the_address_that_is_told_can_be_opened(host: str, public: tuple[str, ...], address: str) -> None:
+    assert address_of(host, 8642, public) == address
+    machine = () if is_loopback(host) else (socket.gethostname(),)
+    netloc = str(urlsplit(address).netloc)
+    assert addressed_to_us(netloc, Settings(hosts=hosts_of(host, public, machine)))
+
+
+@slow
 def test_elsewhere_everybody_signs_in_with_a_token_that_is_printed_once(runs: Path, tmp_path: Path) -> None:
     options = (str(runs / "run-1"), "--host", "0.0.0.0", "--public", "http://console.example:1", "--allow-actions")
     with serving(*options, folder=tmp_path) as (said, client, process):
         assert said["public"] == ["http://console.example:1"]
+        assert said["address"] == "http://console.example:1"
         assert client.get("/").status_code == 303
         assert client.get("/api/runs").status_code == 401
         token = {"Authorization": f"Bearer {said['token']}"}
@@ -147,7 +173,9 @@ def test_what_a_person_reads(runs: Path, tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert re.fullmatch(r"http://0\.0\.0\.0:\d+/\n", process.stdout.readline())
+        where = process.stdout.readline()
+        assert re.fullmatch(rf"http://{re.escape(socket.gethostname())}:\d+/\n", where)
+        assert httpx.get(where.strip(), trust_env=False).status_code == 401
         token = re.search(r"sign in with this token, .*: (bwt-\S+)", process.stderr.readline())
         assert token is not None
         assert "unencrypted" in process.stderr.readline()

@@ -197,7 +197,7 @@ def _serve(asked: Asked) -> None:
         if asked.imports or asked.keep is not None:
             stack.callback(_background(asked, database, status).start().stop)
         stack.callback(app.state.changes.stop)
-        _tell(asked, server.address, server.port, token, settings)
+        _tell(asked, address_of(server.host, server.port, asked.public), server.port, token, settings)
         while not stop.wait(1.0):
             if not server.alive:
                 raise ConfigurationError("the web server has ended: the log says why")
@@ -271,6 +271,16 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def address_of(host: str, port: int, public: Sequence[str]) -> str:
+    """An address that can be opened: the one that people are told, else of where it listens; all addresses are none, so of this machine."""
+    from bitwitness.web.settings import EVERYWHERE, origin_of
+
+    if public:
+        return origin_of(public[0])
+    name = socket.gethostname() if host in EVERYWHERE else host
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def _tell(asked: Asked, address: str, port: int, token: OneToken | None, settings: Settings) -> None:

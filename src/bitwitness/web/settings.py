@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from bitwitness.errors import ConfigurationError
 from bitwitness.web.users import Users
 
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+"""Hosts that stand for all addresses of this machine: to listen on, not to be opened."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -62,7 +64,7 @@ def hosts_of(host: str, public: Sequence[str], machine: Sequence[str] = ()) -> f
     named = {str(urlsplit(origin_of(one)).hostname) for one in public}
     if is_loopback(host):
         return frozenset(_LOCAL | {host.lower()} | named)
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+    if host in EVERYWHERE:
         return frozenset(_LOCAL | {"*ip"} | {one.lower() for one in machine if one} | named)
     return frozenset({host.lower()} | named)
 
