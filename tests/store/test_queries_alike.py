@@ -23,6 +23,7 @@ from bitwitness.store.importing_names import shortest
 from bitwitness.store.pages import IncidentPage
 from bitwitness.store.queries.meaning import which
 from bitwitness.web import reasons
+from tests.store.filling import Filling
 from tests.store.making import INCIDENT, NOW, Clock, make_incident, make_run, topology, verdict
 
 WHERE = topology()
@@ -220,4 +221,16 @@ def test_who_noted_an_action_is_told(database: Database, tmp_path: Path) -> None
         "settled at the next start": "supervisor",
         "something new": "",
         "looked at": "ann@x",
+    }
+
+
+def test_what_the_log_of_a_quarantine_does_not_tell_is_not_said(filling: Filling) -> None:
+    run = filling.run()
+    for place, what in enumerate(("strike", "deny device", "clear")):
+        filling.quarantine(run, place, what, "GPU-1", who="root@vm")
+    said = {one.what: (one.who, one.text) for one in queries.run_page(filling.database, run, now=NOW).history}
+    assert said == {
+        "strike": ("root@vm", "GPU-1: why (by the supervisor)"),  # nothing else gives strikes
+        "deny device": ("root@vm", "GPU-1: why"),
+        "clear": ("root@vm", "GPU-1: why"),
     }

@@ -248,6 +248,8 @@ def quarantine_audit(row: Any) -> AuditRow:
     name = row._mapping["name"]
     node = row.node or (name if row.what == "deny node" else "")
     text = f"{name}: {row.reason}" if row.reason else name
+    # No command gives a strike; of what else is written with the name of whoever started the job, the log does not tell who did it.
+    text += " (by the supervisor)" if row.what == "strike" else ""
     return AuditRow(row.time, row.who, row.what, row.incident, node, text, "quarantine")
 
 
