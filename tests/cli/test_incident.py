@@ -16,6 +16,7 @@ from bitwitness.runfiles import RunFiles, read_incident
 from bitwitness.topology import Topology
 from tests.cli import samples
 from tests.cli.samples import BAD, GOOD, STEP
+from tests.store.making import append, strike
 
 
 def bitwitness(*arguments: str | Path) -> Result:
@@ -235,6 +236,20 @@ def test_list(tmp_path: Path) -> None:
     assert [one["id"] for one in record["incidents"]] == [good.name, damaged.name]
     assert record["incidents"][0]["ranks"] == [1]
     assert "is not JSON" in record["incidents"][1]["error"]
+
+
+def test_a_drill_is_told_as_the_console_tells_it(tmp_path: Path) -> None:
+    """A fault explains an incident of its own start, and of nobody else: what another session found is real."""
+    where = samples.topology()
+    real = samples.write(tmp_path, samples.replays(where, 1, BAD), where, supervision="b", generation=1)
+    drill = samples.write(tmp_path, samples.replays(where, 1, BAD), where, supervision="a", generation=1)
+    (tmp_path / "faults").mkdir()
+    append(tmp_path / "faults/rank-00001.jsonl", strike(1, STEP, start="a/1", node=where.node_of(1)))
+    listed = json.loads(bitwitness("incident", "list", tmp_path, "--json").stdout)["incidents"]
+    assert {one["id"]: one["judgement"] for one in listed} == {real.name: "", drill.name: "drill"}
+    assert json.loads(bitwitness("incident", "show", drill, "--json").stdout)["judgement"] == "drill"
+    assert "It was a drill" in shown(drill)
+    assert "It was a drill" not in shown(real)
 
 
 def test_a_run_without_incidents(tmp_path: Path) -> None:
