@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bitwitness.fleet.decision import Naming, Proposal
-from bitwitness.fleet.kept import Book
+from bitwitness.fleet.kept import Book, Known
 from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.state import State
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Importer
-from tests.store.making import INCIDENT, Clock, rows
+from tests.store.making import INCIDENT, Clock, make_incident, make_run, rows, topology, verdict
 
 SIGNAL = Signal("kernel", "xid:63", "GPU-n1-0", "2026-11-30T11:00:00Z", "memory", "strong", "a row was remapped")
 PROPOSAL = Proposal(INCIDENT, "n1", ("GPU-n1-0",), "drain", "drain", "high", "it computes wrongly", (SIGNAL,))
@@ -98,3 +98,69 @@ def test_another_state_at_the_same_place_is_another_controller(
     importer.round()
     assert len(rows(database, "controllers")) == 2
     assert sorted(row["node"] for row in rows(database, "audit")) == ["n1", "n1", "n9"]
+
+
+# What people do ---------------------------------------------------------------------------------------------------------
+
+
+CASES = [
+    # who, what, whether about the incident, on which node; whether a person has acted then
+    ("ann@host", "approved", True, "n0", True),
+    ("bob (console)", "rejected", True, "n1", True),
+    ("ann@host", "cleared", False, "n2", True),
+    ("controller", "done", True, "n3", False),
+    ("controller", "cleared", False, "n4", False),
+    ("ann@host", "approved", False, "n5", False),
+    ("ann@host", "clear", False, "n6", False),
+]
+OLD = "2026-01-02T03:04:05.000Z"
+
+
+def name_of(case: int) -> str:
+    return f"20260102T030405Z-{case:06x}"
+
+
+def acted(database: Database) -> tuple[list[bool], int]:
+    """Whether a person has acted because of each incident, and how many are open, as the run counts them."""
+    found = sorted(rows(database, "incidents"), key=lambda one: str(one["name"]))
+    return [bool(one["acted"]) for one in found], rows(database, "runs")[0]["open"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_person_does_through_the_fleet_counts_as_acted(database: Database, tmp_path: Path, late: bool) -> None:
+    """Whichever of the two is read first."""
+    where = topology(tuple(case[3] for case in CASES), per_node=1)
+    files = make_run(tmp_path / "run", where)
+    for number in range(len(CASES)):
+        make_incident(files, verdict(where, (number,)), where, name_of(number), time=OLD)
+    make_incident(files, verdict(where, (2,)), where, name_of(len(CASES)), time="2999-01-01T00:00:00.000Z")
+
+    def note() -> None:
+        with State(tmp_path / "state") as state, state.change():
+            for number, (who, what, about, node, _) in enumerate(CASES):
+                path = files.path / "incidents" / name_of(number)
+                known = Known(path.name, str(files.path), path, "attributed", "", "", OLD)
+                Book(state).add_incident(known)
+                state.note(what, "as a test says", incident=path.name if about else "", node=node, who=who)
+
+    importer = Importer(database, [files.path], fleets=[tmp_path / "state"], clock=Clock())
+    if late:
+        with State(tmp_path / "state"):
+            pass
+        importer.round()
+        assert acted(database) == ([False] * 8, 8)
+    note()
+    importer.round()
+    assert acted(database) == ([*(case[4] for case in CASES), False], 5), "a return answers nothing that is found later"
+
+
+def test_what_a_person_notes_beside_an_incident_counts_as_acted_and_what_a_machine_notes_does_not(
+    database: Database, tmp_path: Path
+) -> None:
+    where = topology()
+    files = make_run(tmp_path / "run", where)
+    for number, who in enumerate(("", "controller", "ann@host")):
+        make_incident(files, verdict(where), where, name_of(number))
+        files.note_action(name_of(number), "replaced", who=who)
+    Importer(database, [files.path], clock=Clock()).round()
+    assert acted(database) == ([False, False, True], 2)

@@ -21,6 +21,8 @@ from bitwitness.fleet.signals.record import Signal
 from bitwitness.fleet.state import State
 from bitwitness.fleet.view import report
 from bitwitness.store.database import Database, changed, upsert
+from bitwitness.store.importing_acted import concerned
+from bitwitness.store.importing_sums import answered
 from bitwitness.store.importing_values import digest, moment, name, plain, text
 from bitwitness.store.tables import audit, controllers, namings, picked, proposals
 
@@ -219,4 +221,6 @@ def _add(connection: sa.Connection, key: int, entries: list[dict[str, Any]], aft
     upsert(connection, audit, entries, update=())
     here = sa.and_(controllers.c.id == key, controllers.c.audit < after)
     connection.execute(sa.update(controllers).where(here).values(audit=after))
+    for run in concerned(connection, entries):
+        answered(connection, run)
     changed(connection)

@@ -18,6 +18,7 @@ from bitwitness.runfiles.drills import Found, Struck, settled
 from bitwitness.runfiles.label import Label, distrust
 from bitwitness.runfiles.run import Incident
 from bitwitness.store.database import upsert
+from bitwitness.store.importing_acted import MACHINES, by_fleet
 from bitwitness.store.importing_coverage import write_coverage
 from bitwitness.store.tables import (
     actions,
@@ -35,9 +36,6 @@ from bitwitness.store.tables import (
     steps,
 )
 from bitwitness.topology import Topology
-
-_MACHINES = ("", "controller")
-"""Who is no person."""
 
 
 def add_up(connection: sa.Connection, run: int) -> None:
@@ -58,6 +56,13 @@ def add_up(connection: sa.Connection, run: int) -> None:
         **_pace(connection, run),
     }
     connection.execute(sa.update(runs).where(runs.c.id == run).values(**values))
+
+
+def answered(connection: sa.Connection, run: int) -> None:
+    """Write what follows from what people have done through the fleet since a run was read."""
+    connection.execute(sa.select(runs.c.id).where(runs.c.id == run).with_for_update(key_share=True))
+    _judge(connection, run)
+    connection.execute(sa.update(runs).where(runs.c.id == run).values(**_counts(connection, run)))
 
 
 def _started(connection: sa.Connection, run: int, known: str) -> str:
@@ -116,9 +121,9 @@ def _said(connection: sa.Connection, run: int) -> tuple[dict[int, dict[str, str]
                 "judged_at": row.time,
                 "judged_why": row.text,
             }
-        elif row.who not in _MACHINES:
+        elif row.who not in MACHINES:
             acted.add(row.incident_id)
-    return said, acted
+    return said, acted | by_fleet(connection, run)
 
 
 def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) -> AbstractSet[int | str]:
