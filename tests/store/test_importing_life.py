@@ -166,6 +166,21 @@ def test_a_line_without_an_end_holds_up_nobody_and_is_told(life: Life) -> None:
     assert rows(life.database, "problems") == []
 
 
+def test_a_round_that_fails_at_its_end_is_made_up_for(life: Life) -> None:
+    """Its lines were written, and what follows of them was not."""
+    life.round()
+    life.train()
+    with life.database.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE coverage RENAME TO away")
+    assert life.importer.round().problems == 1
+    with life.database.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE away RENAME TO coverage")
+    life.importer.round()
+    assert rows(life.database, "runs")[0]["step"] == 3
+    assert rows(life.database, "coverage")[0]["passed"] == 8
+    assert rows(life.database, "problems") == []
+
+
 def test_everybody_goes_by_the_clock_of_the_database(database: Database, tmp_path: Path) -> None:
     """On PostgreSQL, that of the server, in the same form as the text that is compared with it."""
     make_run(tmp_path / "run", WHERE)

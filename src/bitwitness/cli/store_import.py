@@ -11,10 +11,12 @@ from bitwitness.cli.options import seconds_up_to
 from bitwitness.cli.output import console, plain, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
 from bitwitness.cli.store import database_option
-from bitwitness.errors import ConfigurationError
+from bitwitness.errors import ConfigurationError, StoreError
 from bitwitness.store.database import Database
 from bitwitness.store.importing import Imported, Importer, Progress
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds until a database that took nothing is tried again; each time twice as long."""
 _read_every = seconds_up_to(86_400, "a day")
 
 
@@ -41,7 +43,8 @@ def import_(
 ) -> None:
     """Import what is new in runs and in the fleet's states. Safe beside jobs that write, and at any number of times.
 
-    What cannot be read is counted and left out, and `bitwitness store status` tells it.
+    What cannot be read is counted and left out, and `bitwitness store status` tells it. With --every, a database that is away is waited
+    for.
     """
     if not (runs or parents or fleets):
         raise ConfigurationError("nothing to import: give a RUN_DIR, --parent DIR or --fleet STATE")
@@ -50,12 +53,19 @@ def import_(
             raise ConfigurationError(f"{path} is no directory")
     with Database(url) as database:
         importer = Importer(database, runs, parents=parents, fleets=fleets)
+        pause = every
         while True:
-            done = importer.round(None if as_json else _Shown())
-            _print(done, as_json)
-            if every is None:
+            try:
+                _print(importer.round(None if as_json else _Shown()), as_json)
+                pause = every
+            except StoreError as error:
+                if every is None or pause is None:
+                    raise
+                pause = min(max(2 * pause, _SHORTEST_PAUSE), max(_LONGEST_PAUSE, every))
+                _tell(error, pause, as_json)
+            if pause is None:
                 return
-            time.sleep(every)
+            time.sleep(pause)
 
 
 class _Shown:
@@ -69,6 +79,14 @@ class _Shown:
         if self._screen.is_terminal and time.monotonic() >= self._next:
             self._next = time.monotonic() + 2.0
             self._screen.print(styled(progress, "dim"))
+
+
+def _tell(error: StoreError, pause: float, as_json: bool) -> None:
+    """The database takes nothing now; what was not written is read again."""
+    if as_json:
+        print_json({"error": str(error), "retry_seconds": pause})
+    else:
+        console(stderr=True).print(styled(plain(f"{error}. Tried again in {pause:.0f} s")))
 
 
 def _print(done: Imported, as_json: bool) -> None:

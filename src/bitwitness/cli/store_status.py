@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.store import database_option
 from bitwitness.store.database import Database
+from bitwitness.store.queries.copies import counted_incident, counted_run
 from bitwitness.store.tables import audit, controllers, incidents, meta, problems, runs
 
 _SHOWN = 50
@@ -32,6 +33,7 @@ def status(url: str, as_json: bool) -> None:
         styled(
             f"runs          {counts['runs']}, with {counts['observations']} observations; raw records of "
             f"{counts['pruned']} were removed; {counts['missing']} are gone from the disk"
+            + (f"; {counts['copies']} more are copies, and not counted" if counts["copies"] else "")
         )
     )
     found = f"{counts['attributed']} attributed, {counts['unattributed']} unattributed; {counts['open']} open"
@@ -53,13 +55,14 @@ def _read(database: Database) -> dict[str, Any]:
         newest = sa.select(problems.c.path, problems.c.text, problems.c.time, problems.c.lines)
         told = connection.execute(newest.order_by(problems.c.time.desc(), problems.c.id).limit(_SHOWN)).mappings().all()
         counts = {
-            "runs": many(connection, runs),
+            "runs": many(connection, runs, counted_run()),
+            "copies": many(connection, runs, ~counted_run()),
             "missing": many(connection, runs, runs.c.missing),
             "pruned": many(connection, runs, runs.c.pruned != ""),
             "observations": int(connection.execute(total).scalar_one()),
-            "attributed": many(connection, incidents, incidents.c.status == "attributed"),
-            "unattributed": many(connection, incidents, incidents.c.status == "unattributed"),
-            "open": many(connection, incidents, incidents.c.judgement == "", ~incidents.c.acted),
+            "attributed": many(connection, incidents, incidents.c.status == "attributed", counted_incident()),
+            "unattributed": many(connection, incidents, incidents.c.status == "unattributed", counted_incident()),
+            "open": many(connection, incidents, incidents.c.judgement == "", ~incidents.c.acted, counted_incident()),
             "controllers": many(connection, controllers),
             "audit": many(connection, audit),
             "problems": many(connection, problems),

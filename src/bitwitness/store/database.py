@@ -6,6 +6,7 @@ made by a newer version, or by something else, is refused by name and never chan
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
@@ -32,6 +33,8 @@ from sqlalchemy.pool import StaticPool
 from bitwitness.errors import ConfigurationError, MissingExtra, StoreError
 from bitwitness.store.tables import meta
 
+logger = logging.getLogger(__name__)
+
 VERSION_TABLE = "bitwitness_version"
 _SCRIPTS = str(Path(__file__).parent / "migrations")
 _LOCK = 0x6269_7477_6974_6E65
@@ -39,6 +42,9 @@ _LOCK = 0x6269_7477_6974_6E65
 _PATIENCE = 60.0
 """Seconds that one waits for the lock of another that writes."""
 Result = TypeVar("Result")
+_TURN = 500
+"""Milliseconds that SQLite waits by itself for whoever writes, before it is asked again."""
+_TOLD_AFTER = 1.5
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECRET = re.compile(r"passw|secret|token|options", re.IGNORECASE)
 """Parameters of an address that hold a secret, or may: `password`, `sslpassword`, `oauth_client_secret`, ..."""
@@ -357,8 +363,13 @@ def _listening(engine: sa.Engine) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begun(connection: sa.Connection) -> None:
-        writing = connection.get_execution_options().get("writing", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+        if not connection.get_execution_options().get("writing", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        # In short turns: who waits longer says so (`_begin`), which nobody can from inside of SQLite.
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={_TURN}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={int(_PATIENCE * 1000)}")
 
     return engine
 
@@ -385,15 +396,25 @@ def _to_wal(engine: sa.Engine) -> None:
 
 def _begin(connection: sa.Connection) -> sa.RootTransaction:
     """Begin to write. SQLite says at once that it is busy where waiting could last forever; then it is tried again."""
-    until = time.monotonic() + _PATIENCE
+    begun, told = time.monotonic(), False
     while True:
         try:
-            return connection.begin()
+            transaction = connection.begin()
         except OperationalError as error:
-            if "locked" not in str(error.orig) or time.monotonic() > until:
+            waited = time.monotonic() - begun
+            if "locked" not in str(error.orig) or waited > _PATIENCE:
                 raise
+            if not told and waited > _TOLD_AFTER:
+                told = True
+                logger.warning(
+                    "%s is locked: somebody else writes to it; waiting for that", connection.engine.url.database
+                )
             connection.rollback()
             time.sleep(0.05)
+        else:
+            if told:
+                logger.warning("%s is free again", connection.engine.url.database)
+            return transaction
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class Memory:
         session: the newest session.
         end: the last word on how it ended.
         rounds: how often it was read.
+        unfinished: the last round failed: what it has written was not added up.
     """
 
     looks: dict[str, str] = field(default_factory=dict)
@@ -76,11 +77,13 @@ class Memory:
     session: str = ""
     end: object = None
     rounds: int = 0
+    unfinished: bool = False
 
     def forget(self) -> None:
         """Look at everything again: what was read may not have been written."""
         self.looks.clear()
         self.glance = self.end = None
+        self.unfinished = True
 
 
 @dataclass(slots=True)
@@ -409,6 +412,7 @@ class _Reading:
         now = stamp(time)
         first = self._memory.rounds == 0
         self._memory.rounds += 1
+        self._round.changed |= self._memory.unfinished
 
         def write(connection: sa.Connection) -> bool:
             moved = importing_problems.write(connection, self._run, self._problems, now) > 0
@@ -425,6 +429,7 @@ class _Reading:
             return False
 
         self._round.changed |= self._database.change(write)
+        self._memory.unfinished = False
         self._round.problems = len(self._problems.found)
         return self._round
 
