@@ -177,7 +177,9 @@ def _newest_proposals(only: str | None) -> sa.Select[Any]:
         each = each.where(proposals.c.node == only)
     newest = each.subquery()
     # Of those that are left to a person, also such as were before the node was taken out: the newest is what it is then.
-    live = sa.or_(sa.and_(~newest.c.final, newest.c.status.in_(_LIVE)), sa.and_(newest.c.final, newest.c.status == "held"))
+    live = sa.or_(
+        sa.and_(~newest.c.final, newest.c.status.in_(_LIVE)), sa.and_(newest.c.final, newest.c.status == "held")
+    )
     query = sa.select(newest).where(sa.or_(newest.c.place == 1, newest.c.waits, live))
     return query.order_by(newest.c.node, newest.c.place).limit(_NODES)
 
