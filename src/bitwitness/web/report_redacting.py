@@ -345,10 +345,15 @@ class _Copy:
             path,
             old.observations,
             formed(old.by, forms.VERSION),
-            differing=tuple(map(_difference, old.differing)),
+            differing=tuple(map(self._difference, old.differing)),
             history=history,
             assumed=old.assumed,
         )
+
+    def _difference(self, old: Difference) -> Difference:
+        """Of an unattributed incident not whom the verdict would name now."""
+        shown = map(_word, (old.recorded, old.again)) if self._attributed else ("", "")
+        return Difference(closed(old.field, {one.name for one in dataclasses.fields(Verdict)}), *shown)
 
     def _incident_files(self) -> Incident | None:
         """What the verdict is decided from, with words of ours in place of names; None where that is not possible."""
@@ -404,11 +409,6 @@ def _history(known: Mapping[str, Any] | None) -> History | None:
         return None
     history = History.from_json(known)
     return history if {*history.last_passed, *history.compared_before} <= forms.CHECKS else None
-
-
-def _difference(old: Difference) -> Difference:
-    fields = {one.name for one in dataclasses.fields(Verdict)}
-    return Difference(closed(old.field, fields), *map(_word, (old.recorded, old.again)))
 
 
 def _word(text: str) -> str:
