@@ -334,12 +334,19 @@ def test_what_ends_a_round_loses_nothing(database: Database, files: RunFiles) ->
     class Stopped(BaseException):
         pass
 
+    told: list[int] = []
+
     def stop(progress: Progress) -> None:
-        raise Stopped
+        told.append(progress.records)
+        if len(told) != 2:
+            raise Stopped  # before the run, and when some of it is read
 
     importer = Importer(database, [files.path], clock=Clock())
-    with pytest.raises(Stopped):
-        importer.round(stop)
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            importer.round(stop)
+    assert told[:2] == [0, 0]
+    assert told[2] > 0
     importer.round()
     assert len(rows(database, "observations")) == 8
 

@@ -112,7 +112,8 @@ class Importer:
         """Read what is new.
 
         Args:
-            progress: called before each run; what it raises ends the round, and loses nothing.
+            progress: called before each run, and after each part of one, where it may only raise a BaseException; what it
+                raises ends the round, and loses nothing.
 
         Raises:
             StoreError: the database takes nothing.
@@ -125,6 +126,7 @@ class Importer:
         for number, path in enumerate(paths):
             if progress is not None:
                 progress(Progress(number, total, str(path), records))
+                self._importer.tell(_within(progress, number, total, str(path), records))
             try:
                 done = self._importer.round(path)
             except OSError as error:
@@ -236,6 +238,19 @@ class Importer:
                 logger.exception("%s could not be imported", folder)
             said = str(error) if isinstance(error, BitwitnessError) else f"it is damaged: {error!r}"
             return 0, unreadable(self._database, folder, said, self._now())
+
+
+def _within(
+    progress: Callable[[Progress], object], done: int, total: int, path: str, records: int
+) -> Callable[[int], None]:
+    """Tells how far it is in the middle of a run."""
+
+    def tell(more: int) -> None:
+        nonlocal records
+        records += more
+        progress(Progress(done, total, path, records))
+
+    return tell
 
 
 def _note_round(connection: sa.Connection, now: datetime) -> None:

@@ -110,6 +110,10 @@ class RunImporter:
         self._memory: dict[int, Memory] = {}
         self._keys: dict[Path, int] = {}
 
+    def tell(self, told: Callable[[int], object] | None) -> None:
+        """From now on, say of each part of a run that is written how many records it had."""
+        self._follower.told = told
+
     def round(self, path: Path) -> Round:
         """Read what is new in a run.
 

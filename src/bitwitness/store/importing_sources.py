@@ -110,6 +110,7 @@ class Follower:
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database, self._clock = database, clock
         self._zeros: dict[tuple[int, str], tuple[int, datetime]] = {}
+        self.told: Callable[[int], object] | None = None  # how many records each part had that is written now
 
     def follow(
         self,
@@ -174,6 +175,8 @@ class Follower:
                 return found
             found.records += taken.records
             found.skipped += taken.skipped
+            if self.told is not None:
+                self.told(taken.records)
             if lines.scanned or lines.skipped:
                 useless += max(lines.scanned, lines.offset) - max(scanned, offset)
             offset, scanned = lines.offset, lines.scanned
