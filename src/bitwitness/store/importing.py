@@ -126,7 +126,8 @@ class Importer:
         for number, path in enumerate(paths):
             if progress is not None:
                 progress(Progress(number, total, str(path), records))
-                self._importer.tell(_within(progress, number, total, str(path), records))
+            told = None if progress is None else _within(progress, number, total, str(path), records)
+            self._importer.tell(told)
             try:
                 done = self._importer.round(path)
             except OSError as error:
