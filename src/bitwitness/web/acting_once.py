@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from bitwitness.web.acting_offers import Done
 
@@ -46,8 +47,8 @@ class Forms:
         """The token of a new form."""
         token, now = secrets.token_urlsafe(24), self._clock()
         with self._lock:
-            old = [name for name, one in self._forms.items() if now - one.made > _LONGEST and not one.running]
-            for name in old:
+            old = takewhile(lambda item: now - item[1].made > _LONGEST, self._forms.items())  # the oldest are first
+            for name in [name for name, one in old if not one.running]:
                 del self._forms[name]
             while len(self._forms) >= _MOST:
                 oldest = next((name for name, one in self._forms.items() if not one.running), None)
