@@ -7,10 +7,12 @@ import hashlib
 import html as entities
 import json
 import os
+import random
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -450,6 +452,32 @@ def test_it_writes_prints_and_says_which(tmp_path: Path) -> None:
     assert (said["standing"], said["page"]["incident"]["id"]) == ("nobody", newest)
     assert said["written"] == [str(page)]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_report_that_is_overwritten_is_whole_whenever_its_writer_dies(tmp_path: Path) -> None:
+    """The one before or the one after: a real writer, killed after a random time."""
+    report = gather(run_with(tmp_path / "run"))
+    both = [html(report).encode(), html(redact(report)).encode()]
+    for number, content in enumerate(both):
+        (tmp_path / f"{number}.html").write_bytes(content)
+    (tmp_path / "r.html").write_bytes(both[0])
+    script = (
+        "import sys; from pathlib import Path; from bitwitness.runfiles import write_bytes; folder = Path(sys.argv[1]); "
+        "both = [(folder / f'{n}.html').read_bytes() for n in (0, 1)]; print('ready', flush=True)\n"
+        "while True:\n for one in both: write_bytes(folder / 'r.html', one)"
+    )
+    seed = random.SystemRandom().randrange(1 << 32)
+    chance = random.Random(seed)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        ) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            time.sleep(chance.uniform(0.01, 0.1))
+            writer.kill()
+        assert (tmp_path / "r.html").read_bytes() in both, f"seed {seed}"
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
