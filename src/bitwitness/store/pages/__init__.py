@@ -33,6 +33,6 @@ from bitwitness.store.pages.runs import Found as Found
 from bitwitness.store.pages.runs import LedgerMap as LedgerMap
 from bitwitness.store.pages.runs import Mark as Mark
 from bitwitness.store.pages.runs import RunPage as RunPage
-from bitwitness.store.pages.runs import Twin as Twin
 from bitwitness.store.pages.runs import RunsPage as RunsPage
 from bitwitness.store.pages.runs import Series as Series
+from bitwitness.store.pages.runs import Twin as Twin
