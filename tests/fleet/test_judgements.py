@@ -289,6 +289,21 @@ def test_what_injected_faults_explain_drains_nobody_and_is_no_strike(play: Rehea
     assert play.cluster.calls() == DRAINED, "a person's word counts more than the records"
 
 
+def test_a_drill_may_be_told_to_go_the_whole_way_and_a_person_can_still_end_it(play: Rehearsal) -> None:
+    play.begin(drills="act", approve=ALL)
+    inject(play)
+    path = play.incident(start_id=START)
+    play.rounds(2)
+    assert len(Questions(play.state).waiting()) == 1
+    judge(play, path, "drill")
+    play.rounds(2)
+    assert [one.status for one in play.kept("n1")] == ["cleared"]
+    play.begin(drills="act", approve=frozenset())
+    play.incident(2, start_id=START)
+    play.rounds(2)
+    assert play.cluster.calls() == DRAINED
+
+
 def test_faults_that_do_not_explain_an_incident_change_nothing(play: Rehearsal) -> None:
     inject(play, rank=2)
     play.incident(start_id=START)

@@ -22,6 +22,7 @@ may = ["drain", "replace"]
 strikes = 2
 strike_window = "3d"
 shadow = "act"
+drills = "act"
 nodes_per_hour = 4
 cluster_share = 0.1
 act_within = "6h"
@@ -84,6 +85,7 @@ def test_the_defaults_touch_nothing(tmp_path: Path) -> None:
         ('strike_window = "soon"', "strike_window: 'soon' is no time"),
         ('act_within = "0s"', "act_within"),
         ('shadow = "maybe"', "shadow"),
+        ('drills = "maybe"', "drills"),
         ('quiet_hours = ["at night"]', "quiet_hours: 'at night'"),
         ('quiet_hours = ["Noday 10:00-12:00"]', "names no days"),
         ('quiet_hours = ["25:00-26:00"]', "quiet_hours"),

@@ -53,6 +53,7 @@ srun bash -c 'RANK=$SLURM_PROCID exec {sys.executable} {JOB} {{run}} {{out}}'
 
 POLICY = """\
 act = true
+drills = "act"  # the fault is injected, and its node is to be drained all the same
 owner = "the rehearsal"
 nodes_per_hour = 1
 cluster_share = 0.3

@@ -143,7 +143,7 @@ class Judges:
             logger.warning("what was said of %s cannot be read: %s", incident.path, error)
             word = None
         try:
-            return word or injected(incident, run)
+            return word or (injected(incident, run) if self._policy.drills == "contact" else None)
         except (BitwitnessError, OSError, *DAMAGE) as error:
             logger.warning("whether %s was a drill cannot be told: %s", incident.path, error)
             return None
@@ -168,6 +168,8 @@ class Judges:
     def _injected(self, known: Known) -> Word | None:
         """The same of an incident that was picked up before, once in the life of a process; most runs have no such records."""
         run = Path(known.run)
+        if self._policy.drills == "act":
+            return None
         return injected(read_incident(known.path), run) if (run / FAULTS).is_dir() else None
 
     # Taking up ---------------------------------------------------------------------------------------------------------

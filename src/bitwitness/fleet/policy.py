@@ -98,6 +98,7 @@ class FleetPolicy:
         approve: acts that wait for a person's approval; what an act becomes counts.
         strikes, strike_window: so many incidents that name one device within this time count like a persistent fault.
         shadow: what follows from an incident of a job in shadow mode: `contact` a person, or `act` as on any other.
+        drills: what follows from an incident that faults injected on purpose explain: `contact`, or `act`, to try the whole chain.
         nodes_per_hour: how many nodes are touched within any hour, at most.
         cluster_share: which share of all nodes may be out of service, whoever took them out; at least one node may.
         act_within: an act that had to wait for longer is left to a person.
@@ -121,6 +122,7 @@ class FleetPolicy:
     strikes: int = 3
     strike_window: timedelta = timedelta(days=7)
     shadow: Literal["contact", "act"] = "contact"
+    drills: Literal["contact", "act"] = "contact"
     nodes_per_hour: int = 2
     cluster_share: float = 0.05
     act_within: timedelta = timedelta(hours=24)
@@ -154,8 +156,9 @@ class FleetPolicy:
         if strange := self.approve - set(_MAY):
             listed = ", ".join(f'"{one}"' for one in sorted(strange))
             raise ConfigurationError(f'approve has {listed}: must be a list of "drain", "reboot" and "replace"')
-        if self.shadow not in ("contact", "act"):
-            raise ConfigurationError(f'shadow = {self.shadow!r}: must be "contact" or "act"')
+        for name in ("shadow", "drills"):
+            if getattr(self, name) not in ("contact", "act"):
+                raise ConfigurationError(f'{name} = {getattr(self, name)!r}: must be "contact" or "act"')
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -315,6 +318,7 @@ _READERS: dict[str, Callable[[str, Any, tzinfo], Any]] = {
     "strikes": _is(int, "a whole number"),
     "strike_window": _duration,
     "shadow": _is(str, 'a text: "contact" or "act"'),
+    "drills": _is(str, 'a text: "contact" or "act"'),
     "nodes_per_hour": _is(int, "a whole number"),
     "cluster_share": _is((int, float), "a share of the nodes"),
     "act_within": _duration,
