@@ -106,6 +106,20 @@ def test_what_grows_long_after_the_end_is_not_of_that_session(life: Life) -> Non
     assert life.round(60) == "stopped"
 
 
+def test_that_nobody_looks_says_nothing_of_a_run(life: Life) -> None:
+    """Its steps are quick: nothing for two minutes is much, where somebody has looked."""
+    life.round()
+    life.train()
+    assert life.round() == "training"
+    with life.database.write() as connection:
+        connection.execute(runs.update().values(pace=1.0))
+    life.clock.pass_(250)
+    assert life.state() == "training"
+    life.clock.pass_(100)
+    assert life.state() == "unknown"
+    assert life.round() == "silent"
+
+
 @pytest.mark.parametrize("hours", [3, -3])
 def test_a_clock_that_steps_does_not_keep_a_dead_run_alive(life: Life, hours: int) -> None:
     life.round()

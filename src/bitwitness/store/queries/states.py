@@ -2,7 +2,8 @@
 
 `training` and `silent` are told apart by when the importer last saw a file of the run grow, and by one clock alone, that of the
 database: a writer whose clock is wrong is no less alive, and importers and consoles may be on machines that disagree. A run that was never seen growing is `unknown`, unless a supervisor says that it goes on; and so
-is every run that has not ended, when nobody has looked for a while.
+is every run that has not ended, when nobody has looked for a while. Until then, how long nothing was written is counted up to
+the last look: that an importer has stopped says nothing of a run.
 """
 
 from __future__ import annotations
@@ -55,6 +56,33 @@ def _ago(now: datetime | None, seconds: float) -> ColumnElement[str]:
     return literal(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
 
 
+class _Earlier(FunctionElement[str]):
+    """So many seconds before a time that is text."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(_Earlier, "sqlite")
+def _earlier_in_sqlite(element: _Earlier, compiler: SQLCompiler, **more: Any) -> str:
+    time, seconds = (compiler.process(one, **more) for one in element.clauses)
+    return f"strftime('%Y-%m-%dT%H:%M:%fZ', {time}, (-({seconds})) || ' seconds')"
+
+
+@compiles(_Earlier, "postgresql")
+def _earlier_in_postgresql(element: _Earlier, compiler: SQLCompiler, **more: Any) -> str:
+    time, seconds = (compiler.process(one, **more) for one in element.clauses)
+    ago = f"(CAST({time} AS timestamptz) - make_interval(secs => {seconds})) AT TIME ZONE 'UTC'"
+    return f"""to_char({ago}, 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+
+
+def _before_look(now: datetime | None, seconds: int) -> ColumnElement[str]:
+    """A time so long before the last look of an importer, or before now where that is earlier or there was none."""
+    look = select(meta.c.text).where(meta.c.name == "round").scalar_subquery()
+    last = case((look < _ago(now, 0), look), else_=_ago(now, 0))
+    return _Earlier(last, literal_column(str(seconds)))
+
+
 def state_of(now: datetime | None) -> ColumnElement[str]:
     """The state of a row of `runs` at this moment, by the clock of the database where that is None."""
     lately = _after(runs.c.grew, now)
@@ -77,9 +105,9 @@ def state_of(now: datetime | None) -> ColumnElement[str]:
 
 
 def _after(column: ColumnElement[str], now: datetime | None) -> ColumnElement[bool]:
-    """Whether a time is so late that a run of this pace may still be at work on the next step."""
-    cut = {seconds: _ago(now, seconds) for seconds in (_UNPACED, _LONGEST)}
-    paces = [(runs.c.pace <= pace, column >= _ago(now, seconds)) for pace, seconds in _PATIENCE]
+    """Whether a time is so late that a run of this pace may still have been at work on the next step when it was looked at."""
+    cut = {seconds: _before_look(now, seconds) for seconds in (_UNPACED, _LONGEST)}
+    paces = [(runs.c.pace <= pace, column >= _before_look(now, seconds)) for pace, seconds in _PATIENCE]
     return case((runs.c.pace.is_(None), column >= cut[_UNPACED]), *paces, else_=column >= cut[_LONGEST])
 
 
