@@ -94,12 +94,38 @@ def test_none_is_made_where_none_is_to_be_made(tmp_path: Path) -> None:
         "postgresql://u:secret@:x/d",
         "a://",
         "host=h password=secret",
+        "postgresql://u:p@secret@127.0.0.1:1/d",
+        "postgresql://u:p@secret/x@127.0.0.1:1/d",
+        "postgresql://u:p?@secret@127.0.0.1:1/d",
+        "postgresql://127.0.0.1:1/d?password=p@secret",
+        " postgresql://u:p@secret@127.0.0.1:1/d\n",
+        "postgresql:/u:secret@h/d",
+        "postgresql//u:secret@h/d",
+        "://u:secret@h/d",
+        "//u:secret@h/d",
+        "u:secret@h/d",
+        "u_1:sec/secret@h/d",
+        "'postgresql://secret/d'",
+        "sqlite://u:secret@h/d",
+        "a:secret.db",
     ],
 )
-def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> None:
+def test_an_address_that_is_none_is_refused_without_its_password(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         Database(url)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in "".join(traceback.format_exception(caught.value)).replace(url, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["store.db", " store.db\n", "./a:b@c.db", "a@b.db", "of/a.db", "sqlite:///a@b:c@d.db"])
+def test_a_path_is_a_file(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Database(path) as database:
+        assert database.name == str(tmp_path / path.strip().removeprefix("sqlite:///"))
+        assert Path(database.name).exists()
 
 
 @pytest.mark.parametrize(
@@ -111,6 +137,7 @@ def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> No
         "postgresql://me@/d?host={}&password=s3cr%2Ft&port=x",
         "postgresql://me@/d?host={}&password=one&password=s3cr/t",
         "postgresql://me@/d?host={}&passwort=s3cr/t",
+        " postgresql://me:s3cr%2Ft@/d?host={}\n",
         "postgresql://me@/s3cr?host={}/s3cr%2Ft&password=s3cr/t",
     ],
 )

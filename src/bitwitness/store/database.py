@@ -46,6 +46,13 @@ _TURN = 500
 """Milliseconds that SQLite waits by itself for whoever writes, before it is asked again."""
 _TOLD_AFTER = 1.5
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_PLAIN = re.compile(r"\.{0,2}/(?!/)")
+"""What begins so is the path of a file, whatever else is in it."""
+_MISTYPED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|.*(?::.*@|://)", re.DOTALL)
+"""An address with something wrong in it, which may hold a password: it must not become the name of a file."""
+_BARE_AT = re.compile(r"[^@]*@.*@|[^?]*\?\w+=.*@", re.DOTALL)
+"""A second `@`, or one in a parameter: the first would end the password, and the rest of it be taken for the host."""
+_NO_ADDRESS = "that is no address of a database: it is a path, sqlite:///PATH or postgresql://..."
 _SECRET = re.compile(r"passw|secret|token|options", re.IGNORECASE)
 """Parameters of an address that hold a secret, or may: `password`, `sslpassword`, `oauth_client_secret`, ..."""
 _WRITTEN = re.compile(r"(?:passw\w*|\w*secret|\w*token)=([^&\s]+)", re.IGNORECASE)
@@ -272,20 +279,23 @@ def _config() -> Config:
 
 def _address(text: str) -> sa.URL:
     """Where a database is. An error never shows the address as a whole: there may be a password in it."""
+    text = text.strip()
     if not _SCHEME.match(text):
         if _WRITTEN.search(text):  # PostgreSQL's other form, and no name of a file
-            raise ConfigurationError(
-                "that is no address of a database: it is a path, sqlite:///PATH or postgresql://..."
-            )
+            raise ConfigurationError(_NO_ADDRESS)
+        if not _PLAIN.match(text) and _MISTYPED.match(text):
+            raise ConfigurationError(f"{_NO_ADDRESS}; write ./ before the name of a file that has a colon in it")
         return sa.URL.create("sqlite", database=str(Path(text).absolute()))
     try:
         address = sa.make_url(text)
     except (SQLAlchemyError, ValueError):
-        raise ConfigurationError(
-            "that is no address of a database: it is a path, sqlite:///PATH or postgresql://..."
-        ) from None
+        raise ConfigurationError(_NO_ADDRESS) from None
     kind = address.get_backend_name().replace("postgres", "postgresql").replace("postgresqlql", "postgresql")
     if kind == "postgresql":
+        if _BARE_AT.match(text):
+            raise ConfigurationError(
+                "the address of the database has an @ too many: write @ in a password as %40, or use ~/.pgpass"
+            )
         if find_spec("psycopg") is None:
             raise MissingExtra("PostgreSQL needs its driver: pip install 'bitwitness[postgresql]'")
         return address.set(drivername="postgresql+psycopg")
@@ -293,7 +303,7 @@ def _address(text: str) -> sa.URL:
         raise ConfigurationError(
             f"{kind!r:.40} is no kind of database: it is a path, sqlite:///PATH or postgresql://..."
         )
-    if not address.database or address.database == ":memory:":
+    if not address.database or address.database == ":memory:" or address.host or address.username:
         raise ConfigurationError(
             "an address of SQLite names a file: sqlite:///PATH, with a fourth / for an absolute one"
         )
