@@ -144,7 +144,8 @@ def make_checkpoint(files: RunFiles, step: int, where: Topology, **more: Any) ->
 
 def strike(rank: int, step: int, *, start: str = START, node: str = "n1", **site: Any) -> str:
     """A line of a record of injected faults."""
-    about_ = {"fault": 0, "rank": rank, "step": step, "micro": 0, "work": "train", "target": "gradient"}
+    # Work that is repeated, as one of a fault that persists: it explains what was wrong once, and what was wrong again.
+    about_ = {"fault": 0, "rank": rank, "step": step, "micro": 0, "work": "rerun", "target": "gradient"}
     record = {"schema": 1, "site": {**about_, "name": "w", "call": 0, "start": 1, **site}}
     record |= {"spec": "flip", "node": node, "shape": [2], "dtype": "torch.float32", "count": 1}
     record |= {"start_id": start} if start else {}

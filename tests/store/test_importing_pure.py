@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bitwitness.runfiles.faults import read_injected
@@ -57,6 +57,7 @@ WORDS = st.lists(
 )
 
 
+@example([(0, 1, "passed"), ("start",), ("prune",), (0, 0, "passed")], 0)
 @given(WORDS, st.integers(0, 16))
 @settings(max_examples=200)
 def test_what_was_thrown_away_counts_no_more_and_sums_are_never_more_than_what_passed(
@@ -88,7 +89,7 @@ def test_what_was_thrown_away_counts_no_more_and_sums_are_never_more_than_what_p
             if found:
                 before = (sums.passed, sums.unverified, sums.failed) if sums else (0, 0, 0)
                 totals = [counts[each] + more for each, more in zip(importing_ledger.OUTCOMES, before, strict=True)]
-                sums, found, pruned = Sums(last, start, -1, *totals), [], True
+                sums, found, pruned = Sums(last, max(one.start for one in found), -1, *totals), [], True
         else:
             first, more, outcome = word
             events.append(Undone(first, start))

@@ -12,12 +12,40 @@ from bitwitness.runfiles.drills import Found, Struck, is_drill, settled, start_o
 from bitwitness.runfiles.faults import injected_into, judgement
 from tests.store.making import INCIDENT, append, make_incident, make_run, strike, topology, verdict
 
-THREE, FIVE = Struck(3, "n3", "s/1", 10, 10), Struck(5, "n5", "s/1", 10, 10)
+THREE, FIVE = Struck(3, "n3", "s/1", {10: "c"}), Struck(5, "n5", "s/1", {10: "c"})
 
 
-def found(*named: int, step: int = 10, passed: int = 9, key: int = 1, start: str = "s/1") -> Found:
+def found(
+    *named: int,
+    step: int = 10,
+    passed: int = 9,
+    key: int = 1,
+    start: str = "s/1",
+    check: str = "replicas",
+    persistence: str = "unknown",
+) -> Found:
     who = frozenset((rank, f"n{rank}") for rank in named)
-    return Found(key, step, passed, "attributed" if named else "unattributed", who, start)
+    status = "attributed" if named else "unattributed"
+    return Found(key, step, passed, status, who, start, check=check, persistence=persistence)
+
+
+def test_work_that_the_check_did_not_look_at_explains_nothing() -> None:
+    """A replay looks at one step; a rank that was wrong again when it repeated its work was hit again."""
+    often = Struck(3, "n3", "s/1", {2: "c", 12: "ac", 22: "c"})
+    at_rest = Struck(3, "n3", "s/1", {10: "s"})
+    for incident, fault, drill in (
+        (found(3, step=7, passed=6, check="replay"), often, False),
+        (found(3, step=12, passed=11, check="replay", persistence="persistent"), often, True),
+        (found(3, step=22, passed=21, check="replay", persistence="persistent"), often, False),
+        (found(3, step=22, passed=21, check="replay", persistence="transient"), often, True),
+        (found(3, step=22, passed=-1, check="numerics"), often, True),
+        (found(3, step=9, passed=4, check="replay"), Struck(3, "n3", "s/1", {6: "c"}), False),
+        (found(3, step=9, passed=4, check=""), Struck(3, "n3", "s/1", {6: "c"}), False),
+        (found(3, step=10, check="replay"), at_rest, False),
+        (found(3, step=14, passed=9, check="at_rest"), at_rest, True),
+        (found(3, step=14, passed=10, check="at_rest"), at_rest, False),
+    ):
+        assert is_drill(incident, [fault]) == drill, (incident, fault)
 
 
 CASES: list[tuple[str, list[Found], list[Struck], int, str, int | None]] = [
@@ -48,8 +76,8 @@ def test_what_came_of_a_fault(case: int) -> None:
 
 def test_an_incident_that_names_somebody_whom_no_fault_hit_is_no_drill() -> None:
     """Whatever else was injected; and so is one on another node, in another start, or of which nobody knows in which."""
-    moved = Struck(3, "n9", "s/1", 10, 10)
-    unknown = Struck(3, "n3", "", 10, 10)
+    moved = Struck(3, "n9", "s/1", {10: "c"})
+    unknown = Struck(3, "n3", "", {10: "c"})
     assert all((is_drill(found(3), [THREE]), is_drill(found(3, 5), [THREE, FIVE]), is_drill(found(), [THREE])))
     for incident, faults in (
         (found(4), [THREE]),
@@ -67,7 +95,7 @@ def test_an_incident_that_names_somebody_whom_no_fault_hit_is_no_drill() -> None
 
 
 def test_nobody_knows_what_came_of_a_fault_in_a_start_that_nobody_knows() -> None:
-    assert [one.outcome for one in settled([Struck(3, "n3", "", 1, 1)], [found(3)], {"": 99})[1]] == ["unclear"]
+    assert [one.outcome for one in settled([Struck(3, "n3", "", {1: "c"})], [found(3)], {"": 99})[1]] == ["unclear"]
     assert settled([THREE], [], {"s/2": 99})[1][0].outcome == "unclear", "another start has passed, this one never did"
 
 

@@ -1,9 +1,11 @@
 """Which incidents were drills, and what came of each injected fault: pure functions, the same for the console and the command line.
 
-An incident counts as a drill only where injected faults explain all of it: they landed in the same start of the job, after the last
-step at which the check had passed and not after the step of detection, and hit everybody whom it names. Whoever is wrong here
-absolves a bad device, so nothing is guessed: an incident that names a rank that no fault hit is as real as any other, and so is
-one of which nobody knows in which start of the job it was found. A person may say otherwise (`judging`).
+An incident counts as a drill only where injected faults explain all of it: they landed in the same start of the job, on everybody
+whom it names, and in work that the check looked at. A replay looks at one step, so a fault in another one explains nothing of it, and
+one that struck once does not explain a rank that was wrong again when it repeated its work. Memory is compared since the last step at
+which it was equal, so there any step since then will do. Whoever is wrong here absolves a bad device, so nothing is guessed: an
+incident that names a rank that no fault hit is as real as any other, and so is one of which nobody knows in which start of the job it
+was found. A person may say otherwise (`judging`).
 """
 
 from __future__ import annotations
@@ -17,15 +19,38 @@ from typing import Any
 _LONGEST = 250
 
 
+COMPUTE, AGAIN, STATE = "c", "a", "s"
+"""Kinds of work in which a fault may land: training itself, work that is done again to compare it, and what only keeps state."""
+_KINDS = {"train": COMPUTE, "replay": AGAIN, "arbiter": AGAIN, "rerun": AGAIN}
+_OF_STATE = ("replicas", "at_rest", "update", "bounds")
+"""Checks that look at what has become of memory since they had passed; all others look at the work of one step."""
+_MOST = 5_000
+
+
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that landed: on which rank and node, in which start of the job ("": unknown), first and last at which step."""
+    """A fault that landed.
+
+    Attributes:
+        rank, node: where.
+        start: in which start of the job; "" unknown.
+        landed: step -> the kinds of work in which it landed there, one letter each; at least one.
+    """
 
     rank: int
     node: str
     start: str
-    first: int
-    last: int
+    landed: Mapping[int, str]
+
+    @property
+    def first(self) -> int:
+        """The first step at which it landed."""
+        return min(self.landed)
+
+    @property
+    def last(self) -> int:
+        """The last one."""
+        return max(self.landed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +64,7 @@ class Found:
         named: ranks that it names, and their nodes.
         candidates: where it names nobody, ranks one of which was wrong; may be empty.
         start: of the job, in which it was found; "" unknown.
+        check, persistence: of its verdict.
     """
 
     key: int | str
@@ -48,6 +74,8 @@ class Found:
     named: frozenset[tuple[int, str]]
     start: str
     candidates: frozenset[int] = frozenset()
+    check: str = ""
+    persistence: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +103,17 @@ def start_of(record: Mapping[str, Any]) -> str:
         return f"{session}/{generation}"[:_LONGEST]
     known = record.get("start_id")
     return known[:_LONGEST] if isinstance(known, str) else ""
+
+
+def landing(landed: Mapping[int, str], step: int, work: str) -> dict[int, str]:
+    """What a fault has landed in, with one more landing; of very many the newest."""
+    return merged(landed, {step: _KINDS.get(work, STATE)})
+
+
+def merged(one: Mapping[int, str], other: Mapping[int, str]) -> dict[int, str]:
+    """What a fault has landed in, of two accounts of it; of very many steps the newest."""
+    both = {step: "".join(sorted({*one.get(step, ""), *other.get(step, "")})) for step in {**one, **other}}
+    return both if len(both) <= _MOST else {step: both[step] for step in sorted(both)[-_MOST:]}
 
 
 def is_drill(found: Found, faults: Sequence[Struck]) -> bool:
@@ -140,5 +179,9 @@ def _concerns(struck: Struck, found: Found, drill: bool) -> bool:
 
 
 def _explains(struck: Struck, found: Found) -> bool:
-    same = struck.start != "" and found.start == struck.start
-    return same and struck.first <= found.step and struck.last > found.passed
+    if struck.start == "" or found.start != struck.start:
+        return False
+    if found.check in _OF_STATE:
+        return any(found.passed < step <= found.step for step in struck.landed)
+    kinds = struck.landed.get(found.step, "")
+    return AGAIN in kinds if found.persistence == "persistent" else COMPUTE in kinds or AGAIN in kinds

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitwitness.runfiles.drills import Found, Struck, is_drill, start_of
+from bitwitness.runfiles.drills import Found, Struck, is_drill, landing, start_of
 from bitwitness.runfiles.judging import last_judgement
 from bitwitness.runfiles.reading import FAULTS, Folder, next_lines, rank_of
 from bitwitness.runfiles.run import Incident
@@ -73,25 +73,17 @@ def _whole(value: Any) -> int | None:
 
 def injected_into(run_dir: Path) -> list[Struck]:
     """The faults that landed in a run; what cannot be read counts as none, so that nothing is called a drill because of it."""
-    found: dict[tuple[int, str, str, int], Struck] = {}
+    found: dict[tuple[int, str, str, int], dict[int, str]] = {}
     try:
         with Folder(run_dir) as folder:
             for name in folder.names(FAULTS):
                 if rank_of(name) is not None:
-                    _add(found, _lines(folder, f"{FAULTS}/{name}"))
+                    for one in filter(None, map(read_injected, _lines(folder, f"{FAULTS}/{name}"))):
+                        key = (one.rank, one.node, one.start, one.fault)
+                        found[key] = landing(found.get(key, {}), one.step, one.work)
     except OSError:
         pass
-    return list(found.values())
-
-
-def _add(found: dict[tuple[int, str, str, int], Struck], lines: Iterator[bytes]) -> None:
-    for line in lines:
-        one = read_injected(line)
-        if one is None:
-            continue
-        key = (one.rank, one.node, one.start, one.fault)
-        old = found.get(key, Struck(one.rank, one.node, one.start, one.step, one.step))
-        found[key] = Struck(one.rank, one.node, one.start, min(old.first, one.step), max(old.last, one.step))
+    return [Struck(rank, node, start, landed) for (rank, node, start, _), landed in found.items()]
 
 
 def _lines(folder: Folder, name: str) -> Iterator[bytes]:
@@ -130,5 +122,7 @@ def was_drill(found: Incident, faults: Sequence[Struck]) -> bool:
         named if verdict.status == "attributed" else frozenset(),
         start_of(found.record),
         frozenset(verdict.candidates),
+        str(verdict.check),
+        verdict.persistence,
     )
     return is_drill(about, faults)

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from bitwitness.errors import RunFilesError
+from bitwitness.runfiles.drills import landing, merged
 from bitwitness.runfiles.faults import read_injected
 from bitwitness.runfiles.label import Label, label_of
 from bitwitness.runfiles.quarantine import Quarantine
@@ -182,6 +183,19 @@ def read_end(folder: Folder) -> tuple[str, dict[str, Any]]:
     return session, {**ended, "finished": outcome == "finished" and code == 0}
 
 
+def beat_of(folder: Folder) -> tuple[str, int]:
+    """The session of `bitwitness run` that goes on by its own word, and how often it has said so; "" where none does."""
+    try:
+        said = to_object(folder.read(SESSION, 1 << 20), SESSION)
+    except (OSError, RunFilesError):
+        return "", 0
+    session = text(said.get("id"), 100)
+    where = stop_name(session)
+    if said.get("ended") or where is None or folder.look(where):
+        return "", 0
+    return session, whole(said.get("beat")) or 0
+
+
 def end_of(session: str, columns: Mapping[str, Any], start: tuple[str, str] | None, ended: str) -> dict[str, Any]:
     """Columns of `runs`: how the newest session ended, unless the newest start is not of it.
 
@@ -259,23 +273,31 @@ def take_faults(connection: sa.Connection, source: Source, lines: Lines, run: in
                 "name": text(one.name, 500),
                 "step": one.step,
                 "last": one.step,
+                "landed": {},
                 "hits": 0,
                 "time": time,
                 "outcome": "unclear",
             },
         )
         row["step"], row["last"] = min(row["step"], one.step), max(row["last"], one.step)
+        row["landed"] = landing(row["landed"], one.step, one.work)
         row["hits"] += 1
     for row in found.values():
         same = [drills.c[each] == row[each] for each in ("run_id", "rank", "start", "fault")]
         old = connection.execute(
-            sa.select(drills.c.step, drills.c.last, drills.c.hits, drills.c.time).where(*same)
+            sa.select(drills.c.step, drills.c.last, drills.c.landed, drills.c.hits, drills.c.time).where(*same)
         ).one_or_none()
+        row["landed"] = sorted(merged(landed_of(None if old is None else old.landed), row["landed"]).items())
         if old is not None:
             row["step"], row["last"] = min(row["step"], old.step), max(row["last"], old.last)
             row["hits"], row["time"] = row["hits"] + old.hits, old.time
         upsert(connection, drills, [row], keys=("run_id", "rank", "start", "fault"))
     return Taken(used, skipped)
+
+
+def landed_of(kept: object) -> dict[int, str]:
+    """What a fault has landed in, as it is kept."""
+    return {int(step): str(kinds) for step, kinds in kept} if isinstance(kept, list) else {}
 
 
 def forget_faults(connection: sa.Connection, run: int, rank: int | None) -> None:

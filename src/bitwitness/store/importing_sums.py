@@ -20,6 +20,7 @@ from bitwitness.runfiles.run import Incident
 from bitwitness.store.database import upsert
 from bitwitness.store.importing_acted import MACHINES, by_fleet
 from bitwitness.store.importing_coverage import write_coverage
+from bitwitness.store.importing_rest import landed_of
 from bitwitness.store.tables import (
     actions,
     checkpoints,
@@ -143,6 +144,8 @@ def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) ->
             frozenset(roles["named"].get(row.id, ())),
             row.start,
             frozenset(rank for rank, _ in roles["candidate"].get(row.id, ())),
+            row.check,
+            row.persistence,
         )
         for row in known
     ]
@@ -150,7 +153,7 @@ def _settle_drills(connection: sa.Connection, run: int, known: Sequence[Any]) ->
         marks.c.run_id == run, marks.c.kind == "start"
     )
     passed = dict(tuple(row) for row in connection.execute(started.group_by(marks.c.start)))
-    every = [Struck(row.rank, row.node, row.start, row.step, row.last) for row in struck]
+    every = [Struck(row.rank, row.node, row.start, landed_of(row.landed) or {row.step: ""}) for row in struck]
     explained, outcomes = settled(every, found, passed)
     for row, result in zip(struck, outcomes, strict=True):
         values = {"outcome": result.outcome, "incident_id": result.incident, "late": result.late}

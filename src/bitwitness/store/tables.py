@@ -127,6 +127,7 @@ runs = Table(
     _text("pruned"),  # when retention removed its observations and ledger: our clock; "" never
     _text("over"),  # with an outcome: growth after this is not of the session that ended: our clock
     Column("copy_of", BIG),  # the run with the same id that is counted instead of this one (see `importing_copies`)
+    _flag("starting"),  # what was seen growing last is the beat of a session that has no guard yet
     _flag("apart"),  # a copy that went its own way: it is a run of its own, and what it has besides is counted
     UniqueConstraint("place", "run"),
     Index("ix_runs_run", "run"),
@@ -460,6 +461,7 @@ drills = Table(
     _text("name"),
     _count("step"),  # first and last that it struck, and how often
     _count("last"),
+    Column("landed", Json),  # [step, kinds of work] each, see `runfiles.drills.Struck`
     _count("hits"),
     _text("time"),
     _text("outcome"),  # caught; caught, unattributed; named wrongly; missed; unclear
