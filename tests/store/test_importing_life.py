@@ -90,6 +90,45 @@ def test_a_session_that_failed_before_any_guard_has_failed(life: Life) -> None:
     assert life.round() == "failed"
 
 
+def test_a_session_that_has_begun_is_life_until_it_comes_to_a_guard(life: Life) -> None:
+    """After that a supervisor that goes on says nothing of ranks that may hang."""
+    life.round()
+    life.supervision.write_stop("s1", Stop(3, "failed", "a node is lost"))
+    assert life.round() == "failed"
+    life.clock.pass_(3600)
+    life.supervision.create("s2")
+    for beat in range(1, 4):
+        life.supervision.write_session(Session("s2", beat=beat))
+        assert life.round(600) == "training"
+        assert "no step of it is on record yet" in life.text()
+    life.files.write_run(about(WHERE, supervision="s2", started="2026-11-30T13:00:00.000Z"))
+    life.train(start=True)
+    assert life.round() == "training"
+    assert life.text().startswith("It trains: its journals were last seen growing at 20")
+    life.supervision.write_session(Session("s2", beat=5))
+    assert life.round(3600) == "silent"
+
+
+def test_a_first_start_has_no_problem_before_its_guard_is_made(life: Life) -> None:
+    path = life.path.with_name("new")
+    begun = SupervisionFiles(path)
+    begun.create("s1")
+    importer = Importer(life.database, [path], clock=life.clock)
+
+    def look(session: Session) -> tuple[str, str]:
+        begun.write_session(session)
+        life.clock.pass_(5)
+        assert importer.round().problems == (1 if session.ended else 0)
+        found = run_page(life.database, 1, now=life.clock()).run
+        return found.state, found.state_text
+
+    state, said = look(Session("s1", beat=1))
+    assert (state, "has noted no end" in said) == ("unknown", True)
+    state, said = look(Session("s1", beat=2))
+    assert (state, "being started" in said) == ("training", True)
+    look(Session("s1", beat=3, ended=True))
+
+
 def test_what_grows_long_after_the_end_is_not_of_that_session(life: Life) -> None:
     """Whatever run.json says. Lines that a network file system shows late are no life."""
     life.round()

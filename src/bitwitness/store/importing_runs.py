@@ -66,6 +66,7 @@ class Memory:
         start: what run.json says of the newest start: its session of `bitwitness run`, "" without one, and its time.
         session: the newest session.
         end: the last word on how it ended.
+        beat: the session that goes on, and how often it has said so.
         rounds: how often it was read.
         unfinished: the last round failed: what it has written was not added up.
     """
@@ -76,6 +77,7 @@ class Memory:
     start: tuple[str, str] | None = None
     session: str = ""
     end: object = None
+    beat: tuple[str, int] = ("", 0)
     rounds: int = 0
     unfinished: bool = False
 
@@ -168,11 +170,22 @@ def _about(folder: Folder, problems: Problems, known: Memory | None) -> tuple[di
     try:
         record = to_object(folder.read(RUN, _LARGEST), RUN)
     except (OSError, RunFilesError) as error:
+        if isinstance(error, FileNotFoundError) and _begins(folder):
+            problems.clear(path)
+            return None, None
         what = "is not there" if isinstance(error, FileNotFoundError) else f"could not be read: {error}"
         problems.note(path, f"{RUN} {what}, so it is not known which run this is; everything else was read")
         return None, None
     problems.clear(path)
     return record, text(record.get("run"), 100)
+
+
+def _begins(folder: Folder) -> bool:
+    """Whether a session goes on that has come to no guard yet: it is the guard that writes run.json, before its journals."""
+    try:
+        return bool(importing_rest.beat_of(folder)[0]) and not folder.names(JOURNALS)
+    except OSError:
+        return False
 
 
 class _Reading:
@@ -184,7 +197,7 @@ class _Reading:
         self._database, self._follower, self._folder = database, follower, folder
         self._run, self._problems, self._memory = run, problems, memory
         self._round = Round(run)
-        self._grew = False
+        self._grew = self._starts = False
         self._seen: set[str] = set()
         self.complete = True
         with database.read() as connection:
@@ -218,6 +231,7 @@ class _Reading:
         for part in (
             self._log,
             self._end,
+            self._beats,
             self._journals,
             self._incidents,
             self._checkpoints,
@@ -369,6 +383,16 @@ class _Reading:
         self._round.changed |= self._database.change(write)
         self._memory.end = (session, columns, started)
 
+    def _beats(self) -> None:
+        """A session is life until it has come to a guard; later only journals are: a supervisor outlives ranks that hang."""
+        beat, before = importing_rest.beat_of(self._folder), self._memory.beat
+        self._memory.beat = beat
+        if not beat[0] or beat == before or self._memory.rounds == 0:
+            return
+        started = self._memory.start
+        if (started[0] != beat[0]) if started is not None else not self._folder.names(JOURNALS):
+            self._starts = self._round.changed = True
+
     # How files are followed -------------------------------------------------------------------------------------------
 
     def _grown(self, path: str, take: Take, forget: Callable[[sa.Connection], object], *, tells: bool = False) -> None:
@@ -423,7 +447,10 @@ class _Reading:
             fresh = connection.execute(sa.select(runs.c.imported, runs.c.missing).where(runs.c.id == self._run)).one()
             if not (self._round.changed or moved or first or fresh.missing):
                 return False
-            values = {"missing": False, **({"grew": now} if self._grew else {})}
+            values = {
+                "missing": False,
+                **({"grew": now, "starting": not self._grew} if self._grew or self._starts else {}),
+            }
             values |= {"imported": now} if not fresh.imported else {}
             connection.execute(sa.update(runs).where(runs.c.id == self._run).values(**values))
             add_up(connection, self._run)

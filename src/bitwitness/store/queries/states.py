@@ -119,16 +119,28 @@ def state_text(state: RunState, row: object) -> str:
     copy = " It is a copy: the run with the same id that has more on record is counted instead of it."
     copy = copy if getattr(row, "copy_of", None) is not None and not getattr(row, "apart", False) else ""
     said = {
-        "training": "It trains: its journals grow.",
+        "training": _training(row),
         "silent": _silent(row),
         "finished": f"It has finished{_because(reason)}",
         "stopped": f"It was stopped{_because(reason)}",
         "failed": f"It has failed{'' if code is None else f' (exit code {code})'}{_because(reason)}",
-        "unknown": "Nothing tells whether it still trains: it was not seen growing lately, and no supervisor says how it ended.",
+        "unknown": f"Nothing tells whether it still trains: it was not seen growing lately, and {_no_end(row)}.",
     }[state]
     before = getattr(row, "outcome", "") if state in ("training", "silent", "unknown") else ""
     since = f" A session of `bitwitness run` had ended before ({before}), and it has grown since." if before else ""
     return said + since + gone + replaced + copy
+
+
+def _training(row: object) -> str:
+    if getattr(row, "starting", False) and not getattr(row, "outcome", ""):
+        return "It is being started: a session of `bitwitness run` has begun, and no step of it is on record yet."
+    return f"It trains: its journals were last seen growing at {_since(row)}."
+
+
+def _no_end(row: object) -> str:
+    if getattr(row, "supervision", "") and not getattr(row, "outcome", ""):
+        return "its supervisor has noted no end"
+    return "no supervisor says how it ended"
 
 
 def _silent(row: object) -> str:
