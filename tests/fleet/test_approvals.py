@@ -298,6 +298,15 @@ def test_another_answer_is_refused(
     assert asked.cluster.calls() == (DRAINED if first == "approved" else [])
 
 
+def test_the_same_answer_to_what_cannot_happen_any_more_says_where_it_stands(asked: Rehearsal) -> None:
+    one = question(asked)
+    approve(asked, one.name)
+    clear(asked.state, asked.cluster, "n1", "repaired", "kim@head")
+    with pytest.raises(ConfigurationError, match="was approved by kim@head .* is over: it is cleared"):
+        approve(asked, one.name)
+    assert len(asked.state.history(what="approved")) == 1
+
+
 def test_an_approval_is_withdrawn_until_its_act_is_begun(asked: Rehearsal) -> None:
     approve(asked)
     done = withdraw(asked.state, "n1", "kim@head", "not yet")

@@ -261,16 +261,41 @@ def test_an_answer_is_taken_although_the_cluster_hangs(
 def test_what_was_judged_away_is_shown_and_cannot_be_approved(world: World) -> None:
     run = RunFiles(world.play.run_dir)
     (path,) = run.incidents()
-    before = {**form_of(world.kim.get(world.approve())), "why": WHY}
+    approve, reject = world.approve(), world.reject()
+    before = {**form_of(world.kim.get(approve)), "why": WHY}
     form = {**form_of(world.kim.get(links.judge(1, path.name))), "why": "the loss scale", "judgement": "false-alarm"}
     assert world.kim.post(links.judge(1, path.name), form).status_code == 200
-    answered = world.kim.post(world.approve(), before)
-    assert (answered.status_code, "is not what was shown any more" in answered.text) == (409, True)
-    assert "judged a false alarm by kim (console)" in answered.text
-    answered = world.kim.post(world.approve(), {**form_of(answered), "why": WHY})
+    answered = world.kim.post(approve, before)
     assert (answered.status_code, "is not approved" in answered.text) == (409, True)
+    assert_closed(world, approve, "judged a false alarm by kim (console)")
     world.play.rounds(3)
     assert (world.play.cluster.calls(), world.play.statuses()) == ([], {"n1": "cleared"})
+    for address in (approve, reject):
+        assert_closed(world, address, "is over: it is cleared")
+
+
+def assert_closed(world: World, address: str, where: str) -> None:
+    """It says where it stands, offers nothing, and takes nothing."""
+    form = {**form_of(world.kim.get(links.judge(1, incident_of(world)))), "why": WHY}
+    for page in (world.kim.get(address), world.kim.post(address, form)):
+        assert (page.status_code, where in page.text) == (409, True), page.text
+        assert 'class="act"' not in page.text
+        assert "You approve exactly" not in page.text
+
+
+def incident_of(world: World) -> str:
+    (path,) = RunFiles(world.play.run_dir).incidents()
+    return path.name
+
+
+def test_what_was_answered_or_is_done_is_not_offered_again(world: World) -> None:
+    approve, reject = world.approve(), world.reject()
+    assert act(world.kim, approve).status_code == 200
+    for address in (approve, reject):
+        assert_closed(world, address, "was approved by kim (console)")
+    world.play.rounds(3)
+    for address in (approve, reject):
+        assert_closed(world, address, "is over: it is done")
 
 
 # What has changed ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ from bitwitness.fleet.state import State
 _KEY = re.compile(r"([0-9]{1,18})(?:-([0-9a-f]{8}))?")
 _LISTED = 10
 _REASON = 2000
+_CAME: dict[Said, tuple[str, ...]] = {"approved": ("done", "already out"), "rejected": ("rejected",)}
+"""What an answer was given for, where it is over: the same answer again is no mistake then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +100,12 @@ def answer(state: State, which: str, said: Said, who: str, why: str, *, notifier
     with state.change():
         question = find(state, which)
         kept = _kept(state, question)
-        if question.said == said:
-            return Answered(question, f"{_was(question)}; nothing is noted a second time", new=False)
-        if question.said:
-            more = (
-                " (bitwitness fleet approve --withdraw takes it back until its act is begun)"
-                if said == "rejected"
-                else ""
-            )
-            raise ConfigurationError(f"{_was(question)}: the first answer counts{more}")
-        if kept.final:
-            raise ConfigurationError(f"the {question.act} of {question.node} is over: it is {kept.status} ({kept.why})")
-        if digest_of(kept, question.act, question.machine) != question.digest:
-            raise ConfigurationError(
-                f"what is proposed about {question.node} has changed since it was asked: the controller asks anew in its next round"
-            )
-        word = heard(state, question.incident)
-        if said == "approved" and word is not None and word.is_away:
-            raise ConfigurationError(
-                f"incident {question.incident} was {word.text}, so that the {question.act} of {question.node} is not approved. If it is to be "
-                "done all the same, judge the incident `confirmed` first (bitwitness incident judge)"
-            )
+        closed = stands(state, question, said)
+        if question.said == said and (kept.status in _CAME[said] or not _closed(state, question, said)):
+            came = f": it is {kept.status} ({kept.why})" if kept.final else ""
+            return Answered(question, f"{_was(question)}; nothing is noted a second time{came}", new=False)
+        if closed:
+            raise ConfigurationError(closed)
         Questions(state).answer(question.number, said, who, why)
         record = {
             "question": question.name,
@@ -135,6 +122,33 @@ def answer(state: State, which: str, said: Said, who: str, why: str, *, notifier
             text = f"approved by {who} at {state.stamp()} ({why}); the controller acts in its next round, within its budget and quiet hours"
             Book(state).set_status(kept.key, "held", text)  # by nothing any more, until the controller looks
         return Answered(_again(state, question), _done(question, said), new=True)
+
+
+def stands(state: State, question: Question, said: Said) -> str:
+    """Where it stands, if this answer cannot be given any more: it was answered, is over, has changed, or was judged; "" if it can."""
+    closed = _closed(state, question, said)
+    if not question.said:
+        return closed
+    if closed:
+        return f"{_was(question)}: the first answer counts. Now {closed}"
+    more = " (bitwitness fleet approve --withdraw takes it back until its act is begun)"
+    return f"{_was(question)}: the first answer counts{more if question.said == 'approved' else ''}"
+
+
+def _closed(state: State, question: Question, said: Said) -> str:
+    """Why nothing comes of it any more, whoever has answered what."""
+    kept = _kept(state, question)
+    if kept.final:
+        return f"the {question.act} of {question.node} is over: it is {kept.status} ({kept.why})"
+    if digest_of(kept, question.act, question.machine) != question.digest:
+        return f"what is proposed about {question.node} has changed since it was asked: the controller asks anew in its next round"
+    word = heard(state, question.incident)
+    if said == "approved" and word is not None and word.is_away:
+        return (
+            f"incident {question.incident} was {word.text}, so that the {question.act} of {question.node} is not approved. If it is to be "
+            "done all the same, judge the incident `confirmed` first (bitwitness incident judge)"
+        )
+    return ""
 
 
 def withdraw(state: State, which: str, who: str, why: str) -> Answered:

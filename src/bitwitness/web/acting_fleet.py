@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, NotFound
-from bitwitness.fleet.answering import answer, heard
+from bitwitness.fleet.answering import answer, heard, stands
 from bitwitness.fleet.approving import act_of
 from bitwitness.fleet.asking import Preview, digest_of, needed, preview
 from bitwitness.fleet.checking import preview_check, start_check
@@ -98,6 +98,8 @@ class Answering:
                 raise NotFound(f"the controller of {self.folder} has no proposal {self.key}")
             if question is None:
                 raise ConfigurationError(f"proposal {self.key} waits for no answer: it is {kept.status} ({kept.why})")
+            if over := stands(state, question, self.said):
+                raise ConfigurationError(over)  # no form for what cannot happen
             told, word = notifiers_as_watched(state), heard(state, question.incident)
         judged = "" if word is None else word.text
         seen = self._seen(question.node)
@@ -115,7 +117,7 @@ class Answering:
             digest=digest_of((), name, question.said, kept.status, judged, *((shown, *calls) if yes else ())),
             checks=(*checks, _noting(self.folder)),
             calls=calls if yes else (),
-            caller="The controller makes these calls, in its next round." if yes else "Nothing is called.",
+            caller="The controller makes these calls, in its next round." if yes and calls else "Nothing is called.",
             facts=(
                 ("Node", node),
                 ("Act", act),
