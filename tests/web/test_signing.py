@@ -199,6 +199,26 @@ def test_a_program_pays_once_for_its_token_and_a_wrong_one_is_counted() -> None:
         assert refused.value.status == 401
 
 
+def test_a_right_token_signs_in_whatever_others_try_behind_the_same_proxy() -> None:
+    users = OneToken()
+    signing, wrong = Signing(users, clock=lambda: 0.0), users.token[:-1] + "!"
+    assert [tried(signing, "", "bwt-000000000000-x") for _ in range(6)] == [401] * 6  # of nobody
+    assert [tried(signing, "", wrong) for _ in range(6)] == [401] * 4 + [429] * 2  # its own id, and counted as well
+    for i in range(40):
+        tried(signing, "operator", "wrong", f"192.0.2.{i}")
+    assert (
+        tried(signing, "operator", PASSWORD)
+        == tried(signing, "", "bwt-000000000000-x")
+        == tried(signing, "", wrong)
+        == 429
+    )
+    assert tried(signing, "", users.token) == tried(signing, "operator", users.token) == 200
+    for _ in range(12):
+        with pytest.raises(Refused):
+            anyio.run(signing.bearer, wrong, "192.0.2.1")
+    assert anyio.run(signing.bearer, users.token, "192.0.2.1").name == "operator"
+
+
 def test_buckets_forget_the_oldest_key() -> None:
     buckets = Buckets(1, 10.0)
     assert buckets.take("first", 0.0) == 0
