@@ -178,7 +178,9 @@ class Judges:
         """Keep a word, and that it was heard, inside `State.change`."""
         self.words.put(word)
         text = f"incident {word.incident} was {word.text}"
-        if before is not None and before.is_away and not word.is_away:
+        if before is not None and before.is_away and not before.who and not word.is_away:
+            text += ". Nobody had said that it was a drill: it is proposed anew"
+        elif before is not None and before.is_away and not word.is_away:
             text += (
                 ". It counts as a strike again for what comes; what was ended stays so, and is not proposed anew: where the node must "
                 "be out, take it out by hand"
@@ -192,6 +194,8 @@ class Judges:
         nodes = dict.fromkeys(one.proposal.node for one in mine if one.proposal.node)
         devices = {device for one in mine for device in one.proposal.devices}
         rest = self._resting_on(devices, known.id) if word.is_away else []
+        held_back = before is not None and before.is_away and not before.who and not word.is_away and bool(mine)
+        incident = self._read(known) if held_back else None
         with self._state.change():
             self.note(word, next(iter(nodes)) if len(nodes) == 1 else "", before)
             if word.is_away:
@@ -201,6 +205,9 @@ class Judges:
             elif before is not None and before.is_away:
                 for key in self._state.said(f"{_OUT}{known.id}:"):
                     self._state.unsay(key)
+                if incident is not None:  # what the records alone had held back, a person wants done
+                    self._propose_anew(incident, known, mine)
+                    return
                 subject = f"bitwitness: incident {known.id} counts again"
                 text = f"incident {known.id} was {word.text}. It counts as a strike again for what comes; nothing is proposed anew"
                 self._teller.trouble(f"judged/{known.id}", "warning", subject, text)
@@ -211,6 +218,21 @@ class Judges:
         if self._book.end_unbegun(kept.key, why):
             about = kept.proposal
             self._state.note("ended", why, incident=about.incident, node=about.node, record={"was": kept.status})
+
+    def _read(self, known: Known) -> Incident | None:
+        try:
+            return read_incident(known.path)
+        except (BitwitnessError, OSError, *DAMAGE) as error:
+            logger.warning("incident %s cannot be proposed anew: %s", known.id, error)
+            return None
+
+    def _propose_anew(self, incident: Incident, known: Known, mine: Sequence[Kept]) -> None:
+        """Propose once more what was held back, inside `State.change`; nothing where it was proposed and done meanwhile."""
+        if any(one.status in ("acting", "done", "already out", "unclear") for one in mine):
+            return
+        number = 1 + max((one.number for one in mine if one.number < RETURNED), default=-1)
+        for more, proposal in enumerate(self._anew(incident, known, mine[0].proposal, self._book.namings())):
+            self._teller.propose(proposal, number + more)
 
     def _resting_on(self, devices: Collection[str], but: str) -> list[tuple[Kept, Incident, Known]]:
         """What waits, and may rest on a strike against one of these devices, with its incident."""
