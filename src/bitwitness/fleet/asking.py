@@ -87,6 +87,8 @@ def preview(cluster: Cluster, act: Act, before: NodeState | None = None) -> Prev
 
 def needed(cluster: Cluster, act: Act, state: NodeState, calls: Sequence[Call]) -> tuple[Check, ...]:
     """What some calls need, and whether it is there; where the cluster cannot say, that it is not known."""
+    if not calls:
+        return ()  # of what is not called no right is needed: `allowed: ` of nothing says nothing
     if not isinstance(cluster, Rehearsing):
         text = f"{cluster.name} cannot say beforehand whether these calls would be let through"
         return (Check(f"right to {act.kind}", "unknown", text),)
