@@ -244,7 +244,7 @@ async def _body(request: Request) -> bytes:
         raise HTTPException(415, "the body must not be compressed")
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
         raise HTTPException(400, "the length of the body is said in two ways, which a proxy may take for two requests")
-    too_large = HTTPException(413, f"the body is larger than {_BODY >> 10} KiB")
+    too_large = HTTPException(413, f"the body is larger than {_BODY >> 10} KiB; a reason has at most 2000 characters")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > _BODY:
         raise too_large
