@@ -339,6 +339,19 @@ def test_a_reason_is_required_and_the_form_may_be_sent_again(world: World) -> No
     assert world.kim.post(address, {**form, "why": WHY}).status_code == 200
 
 
+def test_a_reason_that_is_far_too_long_is_answered_with_the_limit(world: World) -> None:
+    answered = world.kim.post(world.approve(), {"why": "x" * (65 << 10)})
+    assert (answered.status_code, "at most 2000 characters" in answered.text) == (413, True)
+
+
+def test_a_node_that_is_out_already_promises_no_calls(world: World) -> None:
+    world.play.cluster.take_out("n1", "fan")
+    page = world.kim.get(world.approve())
+    assert (page.status_code, "Nothing is called." in page.text) == (200, True)
+    assert "allowed: <" not in page.text.replace("\n", "")
+    assert "makes these calls" not in page.text
+
+
 def test_what_nobody_asks(world: World) -> None:
     for address in (links.approve("1", 99), links.approve("2", 1), links.approve("2", 1)):
         assert world.kim.get(address).status_code == 404
@@ -599,6 +612,10 @@ def test_an_incident_is_judged(world: World) -> None:
         ("confirmed", "kim (console)", "the vendor says so")
     ]
     assert "confirmed, by kim (console)" in world.kim.get(address).text
+    for word in ("false alarm", "false-alarm"):  # as records have it, and as the command line does
+        assert act(world.kim, address, f"by {word}", judgement=word).status_code == 200
+    words = [one["judgement"] for one in run.actions(path.name) if one["action"] == "judged"]
+    assert words == ["confirmed", "false alarm", "false alarm"]
 
 
 def test_an_incident_that_is_not_there(world: World) -> None:

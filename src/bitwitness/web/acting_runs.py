@@ -154,7 +154,8 @@ class Judging:
         chosen = sent.chosen.get("judgement", ())
         if len(chosen) != 1:
             raise ConfigurationError("choose what it was")
-        done = note_judgement(self.files, self.incident, said(chosen[0]), sent.why, who)
+        # Records have `false alarm`, command lines `false-alarm`: a program may send either.
+        done = note_judgement(self.files, self.incident, said(chosen[0].replace(" ", "-")), sent.why, who)
         return Done(200, "Judged", sentence(done.text), "yes" if done.new else "no", offer.back)
 
 
