@@ -578,6 +578,7 @@ def test_the_commands_answer(asked: Rehearsal, fleet: Callable[..., Any]) -> Non
     done = fleet("approve", name, "--why", WHY, "--json")
     assert (done.exit_code, json.loads(done.output)["new"]) == (0, True)
     assert fleet("reject", name, "--why", WHY).exit_code == 2
+    assert "cannot be rejected now" in fleet("reject", name, "--why", WHY, "--dry-run").output
     back = fleet("approve", name, "--why", "wait", "--withdraw")
     assert (back.exit_code, "counts no more" in back.output) == (0, True)
     no = fleet("reject", name, "--why", "no")

@@ -9,7 +9,7 @@ import click
 from bitwitness.cli.fleet_watch import STATE
 from bitwitness.cli.output import console, print_json, styled
 from bitwitness.cli.runs import GIVEN_PATH
-from bitwitness.fleet.answering import Answered, answer, find, heard, withdraw
+from bitwitness.fleet.answering import Answered, answer, find, heard, stands, withdraw
 from bitwitness.fleet.approving import act_of
 from bitwitness.fleet.asking import Preview, preview
 from bitwitness.fleet.kept_answers import Question, Said
@@ -45,7 +45,7 @@ def give_answer(which: str, said: Said, why: str, folder: Path, *, dry_run: bool
     """Note an answer, or say what it is about."""
     with State(folder, create=False, write=not dry_run) as state:
         if dry_run:
-            _show_question(find(state, which), state, as_json)
+            _show_question(find(state, which), said, state, as_json)
             return
         show_answer(answer(state, which, said, who_asks(), why, notifiers=notifiers_as_watched(state)), as_json)
 
@@ -58,16 +58,20 @@ def show_answer(done: Answered, as_json: bool) -> None:
     console().print(styled(done.text, "green" if done.new else "yellow"), soft_wrap=True)
 
 
-def _show_question(question: Question, state: State, as_json: bool) -> None:
+def _show_question(question: Question, wanted: Said, state: State, as_json: bool) -> None:
     found = preview(cluster_as_watched(state), act_of(state, question))
-    word = heard(state, question.incident)
+    word, closed = heard(state, question.incident), stands(state, question, wanted)
     if as_json:
         judged = None if word is None else word.to_json()
-        print_json({"dry_run": True, "question": question.to_json(), "judged": judged, **found.to_json()})
+        print_json(
+            {"dry_run": True, "question": question.to_json(), "judged": judged, "closed": closed, **found.to_json()}
+        )
         return
     asked = f"{question.name}: {question.act} {question.node}, because of incident {question.incident}"
     said = f"{question.said} by {question.who}" if question.said else f"asked at {question.asked}"
     console().print(styled(f"{asked}; {said}", "bold"), soft_wrap=True)
+    if closed:
+        console().print(styled(f"it cannot be {wanted} now: {closed}", "yellow"), soft_wrap=True)
     if word is not None:
         console().print(styled(f"its incident was {word.text}", "yellow"), soft_wrap=True)
     if found.before.instance != question.machine:
