@@ -36,9 +36,12 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium; absent, the test is skipped, unless real components were asked for."""
+    """Chromium; absent, the test is skipped, unless real components were asked for.
+
+    It ends with its file: as long as Playwright runs, no other test of the worker could run anything asynchronous.
+    """
     found = shutil.which("chromium")
     if found is None:
         if os.environ.get("BITWITNESS_REAL"):
@@ -50,7 +53,7 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A console over runs of every kind. It comes after the browser: without one it is not needed."""
     with ExitStack() as stack:

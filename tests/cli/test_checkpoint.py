@@ -120,7 +120,7 @@ def test_an_incident_that_cannot_be_read_leaves_it_open(run: RunFiles) -> None:
     run.commit_incident(name, {"verdict": {}})
     done = bitwitness("verify", run.path)
     assert done.exit_code == 1
-    assert name in done.stdout
+    assert name in "".join(done.stdout.split()), "wherever a long path was broken"
     assert "Which one resume() would take cannot be told" in text(done)
     assert "resume() would take step" not in text(done)
     code, report = verified(run.path)

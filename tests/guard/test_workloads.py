@@ -77,6 +77,10 @@ COMBINED = {
     "fp16 and scaler by phases",
     "views of buckets, kept",
     "views of buckets, accumulated",
+    "gradients kept",
+    "small buckets",
+    "static graph",
+    "hooks on parameters",
 }
 if os.environ.get("BITWITNESS_EXHAUSTIVE") != "1":
     WORKLOADS = {name: plan for name, plan in WORKLOADS.items() if name not in COMBINED}

@@ -15,6 +15,29 @@ from bitwitness.store.tables import metadata
 from tests.postgres import Postgres, binaries
 from tests.store.filling import Filling, emptied
 
+KINDS = ("sqlite", "postgresql")
+BOTH = (
+    "test_database",
+    "test_importing",
+    "test_importing_fleet",
+    "test_importing_kills",
+    "test_queries_imported",
+    "test_queries_lists",
+    "test_retention",
+)
+"""Files that run on both by default; what is only about SQL is the same SQL in the others, which do with `BITWITNESS_EXHAUSTIVE=1`."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Which databases a test runs on."""
+    both = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" or metafunc.module.__name__.rpartition(".")[2] in BOTH
+    given = {one for mark in metafunc.definition.iter_markers("parametrize") for one in str(mark.args[0]).split(",")}
+    for name in ("empty_url", "url", "shared"):
+        if name in metafunc.fixturenames and name not in given:
+            metafunc.parametrize(
+                name, KINDS if both else KINDS[:1], indirect=True, scope="module" if name == "shared" else None
+            )
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
@@ -36,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"sqlite": str(path)}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a database that is not there yet, or has no tables."""
     if request.param == "sqlite":
@@ -45,7 +68,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.fresh()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path, made: dict[str, str]) -> str:
     """The address of a database with all tables, and nothing in them."""
     if request.param == "sqlite":
@@ -83,7 +106,7 @@ def opened(url: str) -> Iterator[Callable[[], Database]]:
         one.close()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A database for all tests of a module: making the tables takes longer than what most tests of pages do with them."""
     if request.param == "sqlite":
