@@ -126,11 +126,11 @@ def test_what_a_node_calls_itself_stays_text(site: Site, visitor: Visitor) -> No
     expect(link).to_contain_text("<img src=x onerror=alert(1)>")
     link.click()
     expect(page.locator("h1")).to_contain_text("gpu-7<img src=x onerror=alert(1)>\"'><script>")
+    expect(page.locator("h1")).to_contain_text("{{7*7}}")
     for address in ("/", "/fleet", site.run("nobody")):
         page.goto(address)
         settled(page)
         assert page.title() != "ran"
-        assert "{{7*7}}" in page.content() or "49" not in shown(page)
         expect(page.locator("main img")).to_have_count(0)
         expect(page.locator("main script")).to_have_count(0)
     page.set_viewport_size(PHONE)

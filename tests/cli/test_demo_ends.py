@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from bitwitness.supervise.processes import holding
 
 WORLD = 2
@@ -93,6 +95,7 @@ def test_control_c_while_starting(tmp_path: Path) -> None:
         interrupt(demo)
 
 
+@pytest.mark.skipif(os.environ.get("BITWITNESS_EXHAUSTIVE") != "1", reason="a demo more: BITWITNESS_EXHAUSTIVE=1")
 def test_control_c_while_supervised(tmp_path: Path) -> None:
     with running_demo(tmp_path / "run", Demo.is_supervised, steps=6) as demo:
         interrupt(demo)
