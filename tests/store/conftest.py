@@ -1,4 +1,4 @@
-"""The databases of the tests of the store: each test that asks for `url` runs on SQLite and on a real PostgreSQL."""
+"""The databases of the tests of the store: SQLite, and a real PostgreSQL for the files in `BOTH` (exhaustively, for all)."""
 
 from __future__ import annotations
 

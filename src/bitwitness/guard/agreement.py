@@ -89,8 +89,9 @@ class Channel:
     def max(self, phase: str, width: int, compute: Callable[[], Tensor | Sequence[int]], own: int = 0) -> Tensor:
         """The element-wise maximum over all ranks of what `compute` returns: int64 `[width + own]`, on the CPU.
 
-        The last `own` values are no business of the others: they come back as they are, in the same read. Together with the bitwise complement of a value this also gives its minimum, and hence whether all agree, at a
-        cost that does not grow with the number of ranks. This is the only place where a check reads the device.
+        The last `own` values are no business of the others: they come back as they are, in the same read. Together with the
+        bitwise complement of a value this also gives its minimum, and hence whether all agree, at a cost that does not grow
+        with the number of ranks. This is the only place where a check reads the device.
 
         Raises:
             CheckFailed: `compute` raised on some rank (or the error itself, if it is one of configuration).

@@ -8,7 +8,7 @@ from typing import Literal
 RunState = Literal["training", "silent", "finished", "stopped", "failed", "unknown"]
 """What a run does now, by what its files show.
 
-    training   its journals grow
+    training   its journals were seen growing, or its session has begun
     silent     it has not ended, and nothing has been written for longer than its steps take
     finished   a durable mark says that every rank has finished
     stopped    it was told to stop
