@@ -240,9 +240,7 @@ class Returning:
             cluster = cluster_as_watched(state)
             before = cluster.look(valid_node(self.node))
             planned = clear(state, cluster, self.node, HIDDEN, "", dry=True, timeout=timeout_as_watched(state))
-            checks = (
-                needed(cluster, Act("clear", self.node, "", HIDDEN), before, planned.calls) if planned.calls else ()
-            )
+            checks = needed(cluster, Act("clear", self.node, "", HIDDEN), before, planned.calls)
             told = notifiers_as_watched(state)
         where = shlex.quote(str(self.folder))
         text = "The node takes jobs again, its strikes are forgotten, and its devices may come back. Nothing that was found before takes it out again."
