@@ -6,9 +6,9 @@ two ranks, or two importers, never wait for one another's sums: those over all r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -23,6 +23,7 @@ from bitwitness.store.tables import costs, ledger, marks, observations, rank_cov
 
 _RANGE = tuple(ledger.c[one] for one in Range.__dataclass_fields__)
 _STRETCH = tuple(steps.c[one] for one in Stretch.__dataclass_fields__)
+_Part = TypeVar("_Part", Range, Stretch)
 
 
 def taking(run: int, rank: int) -> Take:
@@ -139,13 +140,26 @@ def _lay(
         within &= ledger.c.first <= max(one.last for one in new if isinstance(one, Range)) + 1
     old = [Range(*row) for row in connection.execute(sa.select(*_RANGE).where(here, within).order_by(ledger.c.first))]
     now = importing_ledger.laid(old, new)
-    kept, whole = {one.first: one for one in now}, {one.first: one for one in old}
-    gone = [{"at": one} for one in whole.keys() - kept.keys()]
-    if gone:
-        connection.execute(sa.delete(ledger).where(here, ledger.c.first == sa.bindparam("at")), gone)
-    changed = [one for one in now if whole.get(one.first) != one]
-    upsert(connection, ledger, [{**keys, **{each: getattr(one, each) for each in _FIELDS}} for one in changed])
+    _write_difference(
+        connection, ledger, here, old, now, lambda one: {**keys, **{each: getattr(one, each) for each in _FIELDS}}
+    )
     return now, old
+
+
+def _write_difference(
+    connection: sa.Connection,
+    table: sa.Table,
+    here: sa.ColumnElement[bool],
+    old: Sequence[_Part],
+    now: Sequence[_Part],
+    row: Callable[[_Part], Mapping[str, Any]],
+) -> None:
+    """Make the parts that lie `here` what they are now, each known by its first step; what has stayed is not touched."""
+    whole = {one.first: one for one in old}
+    gone = [{"at": first} for first in whole.keys() - {one.first for one in now}]
+    if gone:
+        connection.execute(sa.delete(table).where(here, table.c.first == sa.bindparam("at")), gone)
+    upsert(connection, table, [dict(row(one)) for one in now if whole.get(one.first) != one])
 
 
 def _set_start(connection: sa.Connection, run: int, start: int, step: int) -> None:
@@ -162,12 +176,7 @@ def _write_steps(connection: sa.Connection, run: int, new: Sequence[Stretch]) ->
         return
     old = [Stretch(*row) for row in connection.execute(sa.select(*_STRETCH).where(here).order_by(steps.c.first))]
     now = importing_steps.laid(old, new)
-    kept, whole = {one.first: one for one in now}, {one.first: one for one in old}
-    gone = [{"at": one} for one in whole.keys() - kept.keys()]
-    if gone:
-        connection.execute(sa.delete(steps).where(here, steps.c.first == sa.bindparam("at")), gone)
-    changed = [one for one in now if whole.get(one.first) != one]
-    upsert(connection, steps, [{"run_id": run, **_row(one)} for one in changed])
+    _write_difference(connection, steps, here, old, now, lambda one: {"run_id": run, **_row(one)})
 
 
 def _row(one: Stretch) -> dict[str, Any]:
