@@ -237,7 +237,7 @@ def test_every_expression_returns_data_from_a_real_prometheus(filling: Filling, 
     with (
         served(lambda: exposition(filling.database).encode()) as console,
         served(fleet.text) as controller,
-        prometheus(tmp_path / "prometheus", controller, console, gone, every="1s") as client,
+        prometheus(tmp_path / "prometheus", controller, console, gone) as client,
     ):
         wait_for(client, 'increase(bitwitness_fleet_inbox_answers_total{code="429"}[1m]) > 0')
         wait_for(client, 'up{job="bitwitness-console"} == 0')
