@@ -3,7 +3,7 @@
 What must be told apart is a device that computes wrongly, and everything that looks like one: work that does not repeat, a
 configuration of one node that the kind does not name, a golden file of something else, a rare race in software. So
 
-- a right answer is what at least two devices gave each time they were asked, if more than half of the devices of the kind did;
+- a right answer is what at least two devices gave each time they were asked, if three were asked and more than half of those gave it;
 - somebody who always answers otherwise is accused only where that cannot be the configuration of a node: others agree on the same
   node, or on two other nodes. Who sometimes answers rightly has answered the question of configuration;
 - an item that many devices get wrong accuses nobody;
@@ -68,7 +68,7 @@ def judge(
         running: whether they still work, so that who has not ended is judged all the same.
     """
     kinds: dict[str, list[Sheet]] = defaultdict(list)
-    for sheet in sheets:
+    for sheet in sorted(sheets, key=lambda sheet: sheet.device.rank):
         kinds[sheet.device.kind_name].append(sheet)
     results: list[DeviceResult] = []
     unjudged: list[Unjudged] = []
@@ -131,7 +131,7 @@ class _Kind:
                 steady[next(iter(answers))].add(sheet.device.rank)
         known = self.known.get(item)
         for digest, ranks in steady.items():
-            if len(ranks) < 2 or 2 * len(ranks) <= having:
+            if having < 3 or len(ranks) < 2 or 2 * len(ranks) <= having:
                 continue
             if known is not None and known.digest != digest:
                 return (
@@ -195,10 +195,8 @@ class _Kind:
         calls = {}
         for item, reference in self.references.items():
             answers = sheet.answers.get(item, {})
-            if item in accused or (reference.digest in answers and len(answers) == 1):
-                others = reference.backers - {sheet.device.rank}
-                if len(others) >= 2 or reference.golden is not None or item in accused:
-                    calls[item] = sum(answers.values())
+            if item in accused or set(answers) == {reference.digest}:
+                calls[item] = sum(answers.values())
         return calls
 
     def _chance(self, rank: int) -> float:
@@ -256,7 +254,8 @@ class _Kind:
                 "answers (--golden)"
             )
         why = Counter(
-            self.why.get(item, "fewer than two others of its kind answered the same") for item in sheet.answers
+            self.why.get(item, "it answers otherwise than the others, and that may be how its node is set up")
+            for item in sheet.answers
         )
         return why.most_common(1)[0][0]
 

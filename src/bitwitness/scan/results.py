@@ -135,8 +135,8 @@ class Judgement:
     @property
     def standing(self) -> Standing:
         """Of the whole: fail if anything failed, not judged if anything was not judged, else pass."""
-        found = {one.standing for one in (*self.devices, *self.links)}
-        found |= {"fail"} if any(one.standing == "fail" for one in self.voices) else set()
+        found = {one.standing for one in self.devices} | {one.standing for one in self.links}
+        found |= {one.standing for one in self.voices if one.standing == "fail"}
         if "fail" in found:
             return "fail"
         return "pass" if found == {"pass"} else "not judged"
