@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwitness.errors import ConfigurationError
@@ -150,6 +150,7 @@ def test_a_golden_answer_against_all_devices_accuses_nobody() -> None:
 # In general ----------------------------------------------------------------------------------------------------------
 
 
+@settings(derandomize=True)  # about one run in a thousand would accuse somebody: that is what CHANCE allows
 @given(
     devices=st.integers(1, 12),
     per_node=st.integers(1, 4),
