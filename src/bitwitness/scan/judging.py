@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwitness.runfiles.answers import Sheet
+from bitwitness.scan.chance import tail
 from bitwitness.scan.items import Item
 from bitwitness.scan.results import DeviceResult, Finding, Judgement, Unjudged
 
@@ -206,7 +207,7 @@ class _Kind:
         learned = sum(reference.golden.calls for reference in self.references.values() if reference.golden is not None)
         calls = {one: sum(found.values()) for one, found in self.calls.items()}
         share = calls[rank] / (sum(calls.values()) + learned)
-        return min(1.0, len(self.sheets) * _tail(total, own, share))
+        return min(1.0, len(self.sheets) * tail(total, own, share))
 
     # What is said of it ----------------------------------------------------------------------------------------------
 
@@ -258,23 +259,6 @@ class _Kind:
             for item in sheet.answers
         )
         return why.most_common(1)[0][0]
-
-
-def _tail(trials: int, least: int, share: float) -> float:
-    """P(X >= least) for X binomial over so many trials with this share."""
-    if least <= 0 or share >= 1:
-        return 1.0
-    if share <= 0:
-        return 0.0
-    logs = [
-        math.lgamma(trials + 1)
-        - math.lgamma(count + 1)
-        - math.lgamma(trials - count + 1)
-        + count * math.log(share)
-        + (trials - count) * math.log1p(-share)
-        for count in range(least, min(trials, least + 1000) + 1)
-    ]
-    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def _backing(finding: Finding) -> str:

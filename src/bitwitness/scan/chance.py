@@ -1,0 +1,25 @@
+"""How probable it is that wrong answers gather in one place by chance: whoever accuses a device or a link asks the same question."""
+
+from __future__ import annotations
+
+import math
+
+_NEGLIGIBLE = 1e-12
+"""Of the sum so far: a term below it ends the sum, for those after it are smaller still."""
+
+
+def tail(trials: int, least: int, share: float) -> float:
+    """P(X >= least) for X binomial over so many trials with this share; 1.0 for what is no more than the mean."""
+    if least <= 0 or share >= 1 or least <= trials * share:
+        return 1.0
+    if share <= 0 or least > trials:
+        return 0.0
+    ways = math.lgamma(trials + 1) - math.lgamma(least + 1) - math.lgamma(trials - least + 1)
+    term = math.exp(ways + least * math.log(share) + (trials - least) * math.log1p(-share))
+    total, odds = 0.0, share / (1 - share)
+    for count in range(least, trials + 1):
+        total += term
+        term *= (trials - count) / (count + 1) * odds
+        if term <= total * _NEGLIGIBLE:
+            break
+    return min(1.0, total)
