@@ -26,6 +26,7 @@ from bitwitness.errors import ConfigurationError, CorruptionDetected, GuardFailu
 from bitwitness.evidence import History, Verdict
 from bitwitness.guard import reaction, seams, start
 from bitwitness.guard.agreement import Channel
+from bitwitness.guard.between import Between
 from bitwitness.guard.checkpoints import Keeper, ReadBack, Staged, Standing
 from bitwitness.guard.checks.base import Check
 from bitwitness.guard.checks.numerics import Numerics
@@ -284,6 +285,7 @@ class Guard:
             self._run_checks(lambda check: check.after_update(self._step), before_update=False)
         finally:
             self._end_step()
+        self._between.step_ended(self._step_index - 1)
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -407,6 +409,8 @@ class Guard:
         self.job.gradients.close()
         self.job.workload.close()
         self._buffers.close()
+        if hasattr(self, "_between"):
+            self._between.close()
         if hasattr(self, "_ledger"):
             self._ledger.close()
 
@@ -580,6 +584,7 @@ class Guard:
         self._known_incidents, self._keeper.run, job.start_id = job.channel.gather("run files", write)[0]
         about = {"world_size": job.channel.world_size, "node": self.topology.node_of(job.rank)}
         self._ledger.event("start", {**about, "start_id": job.start_id, **start.supervision()})
+        self._between = Between(job, self._files.path, self._ledger.event)
         if job.rank == 0:
             for limit in self.limits:
                 logger.warning("%s", limit)
