@@ -28,7 +28,7 @@ from bitwitness.fleet.signals.times import Clock, iso
 STDIN = Path("-")
 FILES_MAX = 10_000
 """Of one directory."""
-_DOCUMENTS = ("diagnostic", "amd", "ascend", "metrics", "rasdaemon")
+_DOCUMENTS = ("diagnostic", "rvs", "scan", "amd", "ascend", "metrics", "rasdaemon")
 """Readers of whole documents, imported when there is one to read."""
 _CONTROLLER = re.compile(r"mc\d{1,6}")
 _SILENT_MAX = 100
