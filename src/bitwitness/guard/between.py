@@ -54,6 +54,7 @@ class Between:
         self._stamp: tuple[int, ...] | None = None
         self._found: Request | None = None
         self._problem: Exception | None = None
+        self._told = ""
         self._served: Request | None = None
         self._slices: Slices | None = None
         self._looked = clock()
@@ -98,10 +99,11 @@ class Between:
             self._stamp = stamp
             request = self._files.read() if stamp is not None else None
             if request is not None and request.until > time.time():
-                importlib.import_module(_COMPUTES)
+                importlib.import_module(_COMPUTES).load(request, self._job.device)
             self._found = request
         except Exception as error:  # noqa: BLE001  (told between two steps)
-            self._found, self._problem = None, error
+            if self._told != str(error):
+                self._told, self._found, self._problem = str(error), None, error
 
     def _change(self) -> None:
         request = self._found

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -38,7 +39,7 @@ _CPU_LINES = (
     "CPU part",
 )
 """What libraries choose their kernels and their blocks by."""
-_INSTRUCTIONS = re.compile(r"(sse|ssse|avx|amx|fma|f16c|bmi|popcnt|asimd|sve|sme|bf16|i8mm|fphp|neon)\w*")
+_INSTRUCTIONS = re.compile(r"(sse|ssse|avx|amx|fma|f16c|bmi|popcnt|asimd|sve|i8mm|bf16|fphp|neon)\w*")
 """Of all that a kernel says a processor can do: the rest differs between versions of the kernel and changes no bit."""
 
 _LIBRARIES = re.compile(r"nvidia-(cublas|cudnn|cuda-nvrtc|cusparselt)(-cu\d+)?")
@@ -60,12 +61,19 @@ def this_device(rank: int, torch_device: torch.device, node: str, slot: int | No
     """
     with work.settled(torch_device):
         facts = facts_of_rank(rank, torch_device)
-        kind = {"device": str(facts["model"]), "suites": str(SUITE_VERSION), **_software(), **_settings(torch_device)}
-        kind |= _gpu(torch_device) if torch_device.type == "cuda" else _processor()
+        kind = kind_of(torch_device)
     local = os.environ.get("LOCAL_RANK", "")
     place = slot if slot is not None else int(local) if local.isdecimal() else 0
     identity = str(facts["device"]) or f"{node}/{torch_device.type}-{place}"
-    return Device(rank, node, identity, dict(sorted(kind.items())), os.getpid())
+    return Device(rank, node, identity, kind, os.getpid())
+
+
+def kind_of(torch_device: torch.device) -> dict[str, str]:
+    """What must be equal for equal answers, under the settings that hold now. Changes none of them: a job may be training."""
+    model = str(facts_of_rank(0, torch_device)["model"])
+    kind = {"device": model, "suites": str(SUITE_VERSION), **_software(), **_settings(torch_device)}
+    kind |= _gpu(torch_device) if torch_device.type == "cuda" else _processor()
+    return dict(sorted(kind.items()))
 
 
 def temperature(torch_device: torch.device) -> float | None:
@@ -110,19 +118,25 @@ def _settings(device: torch.device) -> dict[str, str]:
 def _gpu(device: torch.device) -> dict[str, str]:
     """The parts of a model that choose kernels (a MIG slice has fewer multiprocessors), and the libraries at run time."""
     properties = torch.cuda.get_device_properties(device)
-    libraries = {}
-    for one in distributions():
-        name = one.metadata["Name"] or ""
-        if _LIBRARIES.fullmatch(name):
-            libraries[name.removeprefix("nvidia-")] = one.version
     return {
         "multiprocessors": str(properties.multi_processor_count),
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": str(torch.version.cuda or torch.version.hip),
         "cudnn": str(torch.backends.cudnn.version()),
         "driver": driver_version(),
-        **dict(sorted(libraries.items())),
+        **libraries(),
     }
+
+
+@cache
+def libraries() -> Mapping[str, str]:
+    """The versions of NVIDIA's libraries that are installed as packages. Reads many files, once."""
+    found = {}
+    for one in distributions():
+        name = one.metadata["Name"] or ""
+        if _LIBRARIES.fullmatch(name):
+            found[name.removeprefix("nvidia-")] = one.version
+    return dict(sorted(found.items()))
 
 
 def driver_version(file: Path = DRIVER) -> str:

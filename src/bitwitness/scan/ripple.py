@@ -14,13 +14,13 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import cast
 
 import torch
 
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.guard.job import Job
+from bitwitness.runfiles.answers import Device
 from bitwitness.runfiles.files import read_json
 from bitwitness.runfiles.journal import Journal
 from bitwitness.runfiles.ripple import Request, RippleFiles
@@ -28,7 +28,7 @@ from bitwitness.scan import devices, suites, work
 from bitwitness.scan.drill import parse
 from bitwitness.scan.items import SUITE_VERSION, Item, Suite
 from bitwitness.scan.striking import Striker
-from bitwitness.scan.undisturbed import undisturbed, unusual
+from bitwitness.scan.undisturbed import undisturbed
 
 logger = logging.getLogger("bitwitness")
 
@@ -40,6 +40,12 @@ _ATTEMPT = 10.0
 
 _LEAST_BETWEEN_WRITES, _MOST_BETWEEN_WRITES = 1.0, 60.0
 """Seconds; in between a hundredth of the time so far, so that a job of months has a file of a size that can be read."""
+
+
+def load(request: Request, device: torch.device) -> None:
+    """Read what takes long to read, for a thread beside the one that trains."""
+    devices.libraries()
+    suites.items(cast("tuple[Suite, ...]", request.suites), device.type)
 
 
 def begin(job: Job, files: RippleFiles, request: Request) -> Slices:
@@ -182,10 +188,10 @@ class Slices:
         """Say who this is: in a slice of its own, with the settings that slices run under."""
         job = self._job
         with undisturbed(job.device):
-            known = devices.this_device(job.rank, job.device, job.topology.node_of(job.rank))
-            kind = {**known.kind, **unusual(job.device)}
+            kind = devices.kind_of(job.device)
         self._answers.create()
-        device = replace(known, device=job.topology.device_of(job.rank), kind=kind, pid=os.getpid())
+        place = job.topology.placements[job.rank]
+        device = Device(job.rank, place.node, place.device, kind, os.getpid())
         self._kind = device.kind_name
         return self._answers.introduce(device)
 

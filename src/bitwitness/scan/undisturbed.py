@@ -16,8 +16,6 @@ import torch
 
 from bitwitness.guard.rewind import process_settings, random_state_kept
 
-_USUAL = {"float32 matmul precision": "highest", "oneDNN": "True"}
-
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
@@ -50,14 +48,6 @@ def undisturbed(device: torch.device) -> Iterator[None]:
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.deterministic = True
         yield
-
-
-def unusual(device: torch.device) -> dict[str, str]:
-    """The settings of the job that slices run under and that may change bits, where they are not what PyTorch begins with."""
-    found = {name: value for name, value in process_settings(device).items() if _USUAL.get(name, value) != value}
-    if device.type == "cpu" and not float(torch.tensor(1e-40, dtype=torch.float32)):
-        found["denormals"] = "flushed"
-    return found
 
 
 def _put_back(device: torch.device, before: dict[str, Any]) -> None:

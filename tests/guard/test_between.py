@@ -1,0 +1,333 @@
+"""What runs between two steps: never a bit of the job, never its end, and never a wait for the file system."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from bitwitness.guard import between
+from bitwitness.guard.between import Between
+from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles.ripple import LOOK_SECONDS, Request, RippleFiles
+from bitwitness.scan.asking import Following
+from bitwitness.scan.items import SUITE_VERSION
+from tests.guard import models
+from tests.guard.harness import Launch, Rank, Scenario, Seen, launch
+from tests.guard.training import Plan, run
+
+REQUEST = Request(
+    id="20261130T101010Z-0a1b2c",
+    from_step=1,
+    every=1,
+    until=time.time() + 3600,
+    slice_ms=4.0,
+    budget=1.0,
+    suites=("ops",),
+    seed=7,
+    suite_version=SUITE_VERSION,
+)
+
+# A whole job ------------------------------------------------------------------------------------------------------------
+
+PLAIN = Plan(steps=60 if os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" else 16, every_state=False)
+PLANS = {
+    "dropout, accumulated": replace(PLAIN, accumulate=2),
+    "fp16 and scaler": replace(PLAIN, loss=models.fp16_loss, scaler={"init_scale": 2.0**16, "growth_interval": 10}),
+    "bf16 around the loop": replace(PLAIN, autocast_outside=True, drive="phases"),
+    "randomness": replace(PLAIN, loss=models.random_loss, own_generators=True),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A plan, and what its ranks are asked for; `raises` is a rank in which a slice fails."""
+
+    plan: Plan
+    request: Request = REQUEST
+    raises: int | None = None
+
+
+def asked(place: Rank, given: Asked) -> Seen:
+    """Train with a request in force from the beginning."""
+    if place.rank == 0:
+        place.run_dir.mkdir()
+        RippleFiles(place.run_dir).write(given.request)
+    dist.barrier()
+    from bitwitness.scan import work
+
+    digest = work.digest
+    if given.raises == place.rank:
+
+        def broken(outputs: Any) -> str:
+            raise OSError("no such device any more")
+
+        work.digest = broken
+    try:
+        return run(place, given.plan)
+    finally:
+        work.digest = digest
+
+
+def unasked(place: Rank, plan: Plan) -> Seen:
+    """Train, and say whether anything was loaded that only slices need."""
+    seen = run(place, plan)
+    return {**seen, "loaded": "bitwitness.scan.ripple" in sys.modules}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    scenarios = [Scenario("unasked", unasked, replace(PLANS["dropout, accumulated"], steps=2))]
+    for name, plan in PLANS.items():
+        scenarios += [Scenario(name, asked, Asked(plan)), Scenario(f"guarded {name}", run, plan)]
+    plan = PLANS["dropout, accumulated"]
+    scenarios.append(Scenario("raises", asked, Asked(plan, raises=1)))
+    scenarios.append(Scenario("bad device", asked, Asked(plan, replace(REQUEST, drills=("rank=2 p=1",)))))
+    return launch(scenarios, 3, tmp_path_factory.mktemp("ranks"))
+
+
+def judged(done: Launch, name: str) -> Following:
+    following = Following(done.folder(name) / "run", REQUEST)
+    following.look()
+    return following
+
+
+@pytest.mark.parametrize("name", [*PLANS, "raises", "bad device"])
+def test_not_a_bit_of_the_job_changes(done: Launch, name: str) -> None:
+    """Parameters, buffers, optimizer state, loss scale; every loss on the way; and what every generator draws next."""
+    reference = name if name in PLANS else "dropout, accumulated"
+    for own, without in zip(done.seen(name), done.seen(f"guarded {reference}"), strict=True):
+        assert own["error"] is None
+        assert all(own[what] == without[what] for what in ("losses", "draws", "final", "updated"))
+    assert len(set(done.seen(name)[0]["losses"])) > PLAIN.steps // 2
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_slices_were_taken_meanwhile(done: Launch, name: str) -> None:
+    sheets = judged(done, name).sheets
+    assert [sheet.ended for sheet in sheets] == ["done"] * 3
+    assert all(len(sheet.answers) >= 3 for sheet in sheets)
+    assert not [seen["logged"] for seen in done.seen(name) if any("slice" in line for line in seen["logged"])]
+    for rank in range(3):
+        states = [one["state"] for one in ripple_events(done, name, rank)]
+        assert states == ["begun", "ended"]
+
+
+def test_who_is_healthy_passes(done: Launch) -> None:
+    judgement = judged(done, "dropout, accumulated").look()
+    assert [one.standing for one in judgement.devices] == ["pass"] * 3
+    assert [one.node for one in judgement.devices] == ["n0", "n1", "n2"]
+    assert [one.device for one in judgement.devices] == ["n0/cpu-0", "n1/cpu-0", "n2/cpu-0"]
+
+
+def test_a_bad_device_is_found(done: Launch) -> None:
+    standings = [one.standing for one in judged(done, "bad device").look().devices]
+    assert standings == ["pass", "pass", "fail"]
+
+
+def test_a_rank_whose_slice_fails_trains_on_and_is_not_judged(done: Launch) -> None:
+    logged = [[line for line in seen["logged"] if "slice" in line] for seen in done.seen("raises")]
+    assert [len(lines) for lines in logged] == [0, 1, 0]
+    assert "training goes on: OSError: no such device any more" in logged[1][0]
+    events = ripple_events(done, "raises", 1)
+    assert [one["state"] for one in events] == ["begun", "ended", "failed"]
+    assert events[-1]["why"] == "OSError: no such device any more"
+    following = judged(done, "raises")
+    assert following.sheets[1].ended == events[-1]["why"]
+    assert following.look().devices[1].standing == "not judged"
+    assert all(sheet.answers for sheet in (following.sheets[0], following.sheets[2]))
+
+
+def test_a_job_that_nobody_asks_pays_for_nothing(done: Launch) -> None:
+    assert [seen["loaded"] for seen in done.seen("unasked")] == [False] * 3
+
+
+def ripple_events(done: Launch, name: str, rank: int) -> list[dict[str, Any]]:
+    journal = RunFiles(done.folder(name) / "run").read_journal(rank)
+    return [one for one in journal if one["kind"] == "ripple"]
+
+
+# The parts ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Computes:
+    """Stands for what computes, and for the clock of the job."""
+
+    now: float = 0.0
+    error: Exception | None = None
+    begun: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def begin(self, job: object, files: RippleFiles, request: Request) -> Computes:
+        self.begun.append(request.id)
+        return self
+
+    def load(self, request: Request, device: object) -> None:
+        """Nothing takes long here."""
+
+    def step_ended(self, step: int) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.steps.append(step)
+        return True
+
+    def close(self, why: str) -> None:
+        self.closed.append(why)
+
+    def event(self, kind: str, record: Mapping[str, Any]) -> None:
+        assert kind == "ripple"
+        self.events.append(record)
+
+    def between(self, run_dir: Path) -> Between:
+        return Between(SimpleNamespace(device=None), run_dir, self.event, lambda: self.now)  # type: ignore[arg-type]
+
+    def look(self, one: Between) -> None:
+        """Let the time pass after which one looks again, and the look come to its end."""
+        self.now += LOOK_SECONDS
+        one.step_ended(-1)
+        if one._looking is not None:
+            one._looking.join()
+
+
+@pytest.fixture
+def computes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computes]:
+    made = Computes()
+    module = ModuleType("a_stand_in_for_slices")
+    module.load, module.begin = made.load, made.begin  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(between, "_COMPUTES", module.__name__)
+    return made
+
+
+def test_a_request_is_found_while_the_job_runs(tmp_path: Path, computes: Computes) -> None:
+    one = computes.between(tmp_path)
+    RippleFiles(tmp_path).write(REQUEST)
+    one.step_ended(3)
+    assert not computes.begun, "it looked again at once"
+    computes.look(one)
+    one.step_ended(5)
+    one.step_ended(6)
+    assert (computes.begun, computes.steps) == ([REQUEST.id], [5, 6])
+
+
+def test_the_newest_request_wins_and_one_that_is_withdrawn_ends(tmp_path: Path, computes: Computes) -> None:
+    files = RippleFiles(tmp_path)
+    files.write(REQUEST)
+    one = computes.between(tmp_path)
+    one.step_ended(0)
+    other = replace(REQUEST, id="another")
+    files.write(other)
+    computes.look(one)
+    one.step_ended(2)
+    assert (computes.begun, computes.closed) == ([REQUEST.id, "another"], ["done"])
+    files.write(other.withdrawn())
+    computes.look(one)
+    one.step_ended(4)
+    one.step_ended(5)
+    assert (computes.begun, computes.closed) == ([REQUEST.id, "another"], ["done", "done"])
+    assert computes.steps == [0, -1, 2, -1]
+    assert [record["state"] for record in computes.events] == ["begun", "ended"] * 2
+
+
+def test_one_that_has_ended_is_not_begun(tmp_path: Path, computes: Computes) -> None:
+    RippleFiles(tmp_path).write(replace(REQUEST, until=time.time() - 1))
+    computes.between(tmp_path).step_ended(0)
+    assert not computes.begun
+
+
+def test_the_end_of_the_job_ends_it(tmp_path: Path, computes: Computes) -> None:
+    RippleFiles(tmp_path).write(REQUEST)
+    one = computes.between(tmp_path)
+    one.step_ended(0)
+    one.close()
+    one.close()
+    assert computes.closed == ["done"]
+
+
+def test_a_failure_ends_the_slices_of_this_request_only(
+    tmp_path: Path, computes: Computes, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = RippleFiles(tmp_path)
+    files.write(REQUEST)
+    one = computes.between(tmp_path)
+    computes.error = RuntimeError("out of luck")
+    for step in range(3):
+        one.step_ended(step)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert computes.closed == ["RuntimeError: out of luck"]
+    assert computes.events[-1] == {
+        "request": REQUEST.id,
+        "state": "failed",
+        "step": 0,
+        "why": "RuntimeError: out of luck",
+    }
+    computes.error = None
+    files.write(replace(REQUEST, id="another"))
+    computes.look(one)
+    one.step_ended(4)
+    assert (computes.begun, computes.steps) == ([REQUEST.id, "another"], [4])
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"schema": 1}', '{"schema": 1, "id": "../..", "from_step": 0, "every": 0}', "[]"]
+)
+def test_a_request_that_is_none_is_told_once(
+    tmp_path: Path, computes: Computes, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    files = RippleFiles(tmp_path)
+    files.path.mkdir()
+    files.request.write_text(content)
+    one = computes.between(tmp_path)
+    one.step_ended(0)
+    computes.look(one)
+    one.step_ended(2)
+    assert len(caplog.records) == 1
+    assert not computes.begun
+
+
+def test_a_file_system_that_hangs_holds_up_nothing(
+    tmp_path: Path, computes: Computes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = computes.between(tmp_path)
+    answers, looks = threading.Event(), []
+
+    def hangs(self: RippleFiles) -> None:
+        looks.append(1)
+        answers.wait(60)
+
+    monkeypatch.setattr(RippleFiles, "stamp", hangs)
+    for step in range(20):
+        computes.now += LOOK_SECONDS
+        one.step_ended(step)
+    assert one._looking is not None
+    assert one._looking.is_alive()
+    assert len(looks) <= 1, "looks pile up behind the first one"
+    answers.set()
+    one._looking.join()
+
+
+def test_a_file_system_that_fails_is_told_once(
+    tmp_path: Path, computes: Computes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = computes.between(tmp_path)
+
+    def fails(self: RippleFiles) -> None:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(RippleFiles, "stamp", fails)
+    for _ in range(3):
+        computes.look(one)
+    one.step_ended(9)
+    assert len(caplog.records) == 1
