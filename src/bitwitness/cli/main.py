@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "bitwitness.cli.report",
     "run": "bitwitness.cli.run",
     "quarantine": "bitwitness.cli.quarantine",
+    "scan": "bitwitness.cli.scan",
     "serve": "bitwitness.cli.serve",
     "store": "bitwitness.cli.store",
 }

@@ -1,0 +1,66 @@
+"""Reading what a scan has left, without torch: its result, its state where it has none, and what a replay has shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from bitwitness.cli.output import styled
+from bitwitness.errors import RunFilesError
+from bitwitness.runfiles.answers import AnswerFiles
+from bitwitness.runfiles.files import read_json
+from bitwitness.scan.concluding import conclude
+from bitwitness.scan.evidence import Evidence
+from bitwitness.scan.settings import Settings
+
+if TYPE_CHECKING:
+    from bitwitness.scan.replaying import Replay
+
+_OUTCOMES = {"expected": "green", "same as the suspect": "bold red", "cannot conclude": "yellow"}
+
+
+def record_of(directory: Path) -> dict[str, Any]:
+    """The result in the directory of a scan, or what its files say so far.
+
+    Raises:
+        RunFilesError: it is no directory of a scan, or its files cannot be read.
+    """
+    files = AnswerFiles(directory)
+    if files.result.is_file():
+        record = read_json(files.result)
+        if "devices" not in record or "coverage" not in record:
+            raise RunFilesError(f"{files.result} is no result of a scan")
+        return record
+    if not files.scan.is_file():
+        what = "is no directory of a scan (no scan.json)" if directory.is_dir() else "does not exist"
+        found = sorted(path.parent.name for path in directory.glob("*/scan.json")) if directory.is_dir() else []
+        hint = f"; scans in it: {', '.join(found[-8:])}" if found else ""
+        raise RunFilesError(f"{directory} {what}{hint}")
+    settings = Settings.from_json(read_json(files.scan))
+    record = conclude(files, settings, running=True).to_json(settings)
+    return {name: value for name, value in record.items() if name not in ("ended", "took_seconds")}
+
+
+def show_replay(evidence: Evidence, seen: Replay, screen: Console) -> None:
+    """What a replay has shown, for people."""
+    suspect = evidence.device
+    screen.print(styled(f"{seen.outcome.upper()}: {seen.reason}", _OUTCOMES[seen.outcome]), soft_wrap=True)
+    if evidence.drill:
+        screen.print(styled("this evidence is of a drill: the fault was made on purpose", "yellow"))
+    screen.print(
+        styled(f"{evidence.item.id}, suspect {suspect.device} on {suspect.node} (rank {suspect.rank})"), soft_wrap=True
+    )
+    by = "other devices" if evidence.expected_by == "others" else "the suspect itself, at other times"
+    screen.print(
+        styled(f"expected {evidence.expected}, given by {by}; the suspect gave {evidence.wrong}"), soft_wrap=True
+    )
+    for digest, count in sorted(seen.answers.items(), key=lambda one: -one[1])[:8]:
+        screen.print(styled(f"here {digest}: {count} times"), soft_wrap=True)
+    if seen.differing is not None:
+        screen.print(styled(f"{seen.differing} element(s) of the suspect's output differ from the expected one"))
+        for one in seen.elements[:16]:
+            place = ", ".join(map(str, one.index))
+            bits = f"expected {one.expected}, observed {one.observed}, xor {one.xor}"
+            screen.print(styled(f"  output {one.output} [{place}]: {bits}"), soft_wrap=True)
