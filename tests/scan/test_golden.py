@@ -162,6 +162,14 @@ def test_any_bit_that_is_another_is_refused(data: st.DataObject, tmp_path_factor
         golden.load(file, public)
 
 
+def test_a_signature_is_written_in_one_way_only(place: Place) -> None:
+    text = json.loads(place.file.read_bytes())["signature"]
+    for other in (text.upper(), f" {text}", f"{text[:2]} {text[2:]}", text[:-2], "", None, 3):
+        place.forge(lambda record, other=other: record.update(signature=other), sign=False)  # type: ignore[misc]
+        with pytest.raises(RunFilesError, match="not as it was signed"):
+            place.load()
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_is_cut_or_added_is_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

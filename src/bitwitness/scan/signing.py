@@ -119,7 +119,10 @@ def is_signed(record: Mapping[str, Any], key: Ed25519PublicKey) -> bool:
     """Whether the signature in a record is of this key and of this content."""
     body = {name: value for name, value in record.items() if name != "signature"}
     try:
-        key.verify(bytes.fromhex(record["signature"]), _CONTEXT + canonical(body))
+        signature = bytes.fromhex(record["signature"])
+        if signature.hex() != record["signature"]:  # capitals, or blanks, would be a second way to write it
+            return False
+        key.verify(signature, _CONTEXT + canonical(body))
     except (InvalidSignature, KeyError, TypeError, ValueError):
         return False
     return body.get("key") == key_id(key)
