@@ -32,7 +32,8 @@ class Signal:
     """One thing that the hardware, its driver or a diagnostic said.
 
     Attributes:
-        source: who said it: `kernel`, `nvml`, `dcgm`, `dcgm-diag`, `edac`, `rasdaemon`, `mce`, `amd-smi`, `ascend-dmi`.
+        source: who said it: `kernel`, `nvml`, `dcgm`, `dcgm-diag`, `edac`, `rasdaemon`, `mce`, `amd-smi`, `ascend-dmi`,
+            `rvs`, `scan`.
         code: what, in a vocabulary that survives renaming: `xid:63`, `sxid:12022`, `edac:ue`, `dcgm:395`, `dcgm-diag:52`.
         device: the device's UUID where the source gives one, else its PCI address (`0000:9b:00`), the label of a DIMM, or "".
         time: UTC in ISO 8601, or None where the source does not say.
