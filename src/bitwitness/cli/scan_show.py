@@ -13,6 +13,7 @@ from bitwitness.runfiles.answers import AnswerFiles
 from bitwitness.runfiles.files import read_json
 from bitwitness.scan.concluding import conclude
 from bitwitness.scan.evidence import Evidence
+from bitwitness.scan.following import Follower
 from bitwitness.scan.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def record_of(directory: Path) -> dict[str, Any]:
         hint = f"; scans in it: {', '.join(found[-8:])}" if found else ""
         raise RunFilesError(f"{directory} {what}{hint}")
     settings = Settings.from_json(read_json(files.scan))
-    record = conclude(files, settings, running=True).to_json(settings)
+    record = conclude(files, settings, Follower(files), running=True).to_json(settings)
     return {name: value for name, value in record.items() if name not in ("ended", "took_seconds")}
 
 

@@ -14,7 +14,6 @@ its own:
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,6 +87,21 @@ class Sheet:
     seconds: float = 0.0
     last: str = ""
 
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take note of one record of its journal; what is no answer and no end is skipped."""
+        self.last = str(record.get("time", ""))
+        if record.get("kind") == "end":
+            self.ended = str(record.get("why", "")) or "done"
+        elif record.get("kind") == "answer":
+            item, digest, count = record.get("item"), record.get("digest"), record.get("count")
+            seconds = record.get("seconds", 0.0)
+            if not (isinstance(item, str) and isinstance(digest, str) and isinstance(count, int) and count > 0):
+                return
+            found = self.answers.setdefault(item, {})
+            found[digest] = found.get(digest, 0) + count
+            self.seconds += seconds if isinstance(seconds, int | float) else 0.0
+            self.ended = ""
+
 
 class AnswerFiles:
     """The files of one scan, or of the slices of one run."""
@@ -130,20 +144,8 @@ class AnswerFiles:
     def sheet(self, rank: int) -> Sheet:
         """All that a rank has answered so far. What is torn or no answer is skipped."""
         sheet = Sheet(self.device(rank))
-        answers: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for record in read_journal(self.answers(rank)):
-            sheet.last = str(record.get("time", ""))
-            if record.get("kind") == "end":
-                sheet.ended = str(record.get("why", "")) or "done"
-            elif record.get("kind") == "answer":
-                item, digest, count = record.get("item"), record.get("digest"), record.get("count")
-                seconds = record.get("seconds", 0.0)
-                if not (isinstance(item, str) and isinstance(digest, str) and isinstance(count, int) and count > 0):
-                    continue
-                answers[item][digest] += count
-                sheet.seconds += seconds if isinstance(seconds, int | float) else 0.0
-                sheet.ended = ""
-        sheet.answers = {item: dict(found) for item, found in answers.items()}
+            sheet.take(record)
         return sheet
 
     def sheets(self) -> list[Sheet]:

@@ -16,9 +16,9 @@ from typing import Any
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles, Sheet
 from bitwitness.runfiles.files import utc_now
-from bitwitness.runfiles.journal import read_journal
 from bitwitness.scan.evidence import read
 from bitwitness.scan.exiting import Drill
+from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile, explain
 from bitwitness.scan.items import Item
 from bitwitness.scan.judging import judge
@@ -79,6 +79,7 @@ class Conclusion:
 def conclude(
     files: AnswerFiles,
     settings: Settings,
+    follower: Follower,
     *,
     golden: GoldenFile | None = None,
     voices: Sequence[Voice] = (),
@@ -92,6 +93,7 @@ def conclude(
     Args:
         files: of the scan.
         settings: what was asked.
+        follower: of the journals.
         golden: answers that are known.
         voices: of vendors' diagnostics.
         ended_as: by rank, how it ended where that is known from elsewhere than its journal.
@@ -102,9 +104,9 @@ def conclude(
     Raises:
         RunFilesError: a file cannot be read.
     """
-    ended_as = ended_as or {}
-    sheets = files.sheets()
-    records = {sheet.device.rank: list(read_journal(files.answers(sheet.device.rank))) for sheet in sheets}
+    sheets = follower.sheets()
+    records = follower.records
+    ended_as = {**follower.damaged, **(ended_as or {})}
     for sheet in sheets:
         if sheet.ended != "done" and (why := ended_as.get(sheet.device.rank)):
             sheet.ended = f"{sheet.ended}; {why}" if sheet.ended else why

@@ -15,6 +15,7 @@ from bitwitness.errors import RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles, Sheet
 from bitwitness.runfiles.files import write_json
 from bitwitness.scan.concluding import Conclusion, conclude
+from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile
 from bitwitness.scan.judging import judge
 from bitwitness.scan.launching import Launched, place_of_heartbeat
@@ -111,6 +112,10 @@ class Coordinator:
     _messages: list[str] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
     _begun: float = 0.0
+    _follower: Follower = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._follower = Follower(self.files)
 
     def watch(self) -> Conclusion:
         """Watch until all have ended or are given up, and conclude.
@@ -135,6 +140,7 @@ class Coordinator:
         return conclude(
             self.files,
             self.settings,
+            self._follower,
             golden=self.golden,
             ended_as=ended_as,
             seconds=seconds,
@@ -146,7 +152,7 @@ class Coordinator:
     def _look(self) -> bool:
         """Look at everything once; whether it is over."""
         running = self.launched.look()
-        sheets = self.files.sheets()
+        sheets = self._follower.sheets()
         now = time.monotonic()
         for sheet in sheets:
             self._note(sheet, now)

@@ -35,8 +35,10 @@ _BATCH = 0.1
 _LONGEST_BATCH = 1.0
 _RECORDED = 1.0
 _MEASURED = 10.0
-_COMMUNICATE_AT, _COMMUNICATE = 0.25, 0.25
+_COMMUNICATE_AT, _COMMUNICATE = 0.25, 0.2
 """When ranks meet to send each other things, and how long, as parts of the time: each is at it when the others are."""
+_SHARES = {"train": 1.0, "ops": 2.0, "mix": 1.0}
+"""Of the time, by suite: there are a hundred times as many operations as models."""
 _LEAST_PATIENCE = 10.0
 """Seconds to wait for others to come, also where the scan is shorter: they may have begun later."""
 _MOST_ERRORS = 3
@@ -147,7 +149,11 @@ class Worker:
             return min(focus, key=lambda item: self._own[item].total())
         if self._first:
             return self._first[0]
-        suite = min((suite for suite, lap in self._laps.items() if lap), key=self._spent.__getitem__, default=None)
+        suite = min(
+            (suite for suite, lap in self._laps.items() if lap),
+            key=lambda suite: self._spent[suite] / _SHARES[suite],
+            default=None,
+        )
         if suite is None:
             return None
         self._laps[suite].rotate(-1)
