@@ -57,6 +57,7 @@ def run(
     strike: Strike | None = None,
     call: int = 0,
     begin: int = 0,
+    most: int | None = None,
     patience: float = PATIENCE,
     timeout: float = TIMEOUT,
 ) -> int:
@@ -73,6 +74,7 @@ def run(
         strike: a fault on purpose (`payloads.LinkStriker`).
         call: number of this call, the same on all ranks.
         begin: what the last call returned; the lowest rank's counts.
+        most: rounds at most, also where there is time for more; the lowest rank's counts.
         patience: seconds to wait for others to come.
         timeout: seconds to wait for each answer of one that has come.
 
@@ -105,7 +107,7 @@ def run(
             suite = _Suite(
                 store, members, device.rank, torch_device, (seed, call), timedelta(seconds=timeout), tally, strike
             )
-            return suite.play(end)
+            return suite.play(end, most)
     except RuntimeError as error:  # the group could not be made
         tally.silent(-1, f"the ranks could not connect: {_first_line(error)}")
         return members.begin
@@ -242,11 +244,12 @@ class _Suite:
         self.rounds = rounds(members.nodes)
         self.sizes = (SMALL, LARGE if torch_device.type == "cpu" else LARGE_ON_DEVICE)
 
-    def play(self, end: float) -> int:
+    def play(self, end: float, most: int | None) -> int:
         """One step after the other until the lowest rank says that it is enough, or somebody is lost: the rounds played."""
-        played, step = self.members.begin, 0
+        begin = played = self.members.begin
+        step = 0
         try:
-            while self._goes_on(step, end):
+            while self._goes_on(step, time.monotonic() < end and (most is None or played < begin + most)):
                 # A group's first call must be one of all its ranks (NCCL), and collectives take the least time.
                 if step % (len(self.rounds) + 1) == 0:
                     self._collectives(step)
@@ -259,12 +262,12 @@ class _Suite:
             self._say_lost(step, lost)
         return played
 
-    def _goes_on(self, step: int, end: float) -> bool:
+    def _goes_on(self, step: int, wanted: bool) -> bool:
         """Whether there is such a step: the lowest rank's word, or that of one who lost a peer, whichever came first."""
         key = f"step/{step}"
         try:
             if self.rank == self.ranks[0]:
-                self.store.compare_set(key, "", "go" if time.monotonic() < end else "over")
+                self.store.compare_set(key, "", "go" if wanted else "over")
             self.store.wait([key], 2 * self.timeout)  # the lowest rank may itself be waiting for a peer
             word = self.store.get(key).decode()
         except RuntimeError as error:

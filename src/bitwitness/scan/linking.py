@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from bitwitness.runfiles.answers import Device
@@ -172,6 +173,10 @@ class _Judge:
         self.pairs = [pair for pair in sorted(seen.pairs()) if seen.transfers(*pair)]
         self.transfers = sum(seen.transfers(*pair) for pair in self.pairs)
         self.wrong = sum(seen.bad(*pair) for pair in self.pairs)
+        self.right_nodes: dict[frozenset[str], bool] = {}
+        for pair in self.pairs:
+            ends = frozenset(self.nodes[rank] for rank in pair)
+            self.right_nodes[ends] = self.right_nodes.get(ends, True) and not seen.bad(*pair)
         self.failed = {rank: why for rank in sorted(self.devices) if (why := self._rank_fails(rank))}
         self.doubted = {rank: call for call in seen.calls.values() for rank in call.digests}
 
@@ -184,15 +189,7 @@ class _Judge:
         bad = [peer for peer in others if seen.bad(rank, peer)]
         if len({self.nodes[peer] for peer in bad}) < 2 or 2 * len(bad) <= len(others):
             return ""
-        witness = next(
-            (
-                (a, b)
-                for a in bad
-                for b in bad
-                if a < b and self.nodes[a] != self.nodes[b] and seen.transfers(a, b) and not seen.bad(a, b)
-            ),
-            None,
-        )
+        witness = self._right_among(rank, bad)
         if witness is None or not self._gathers(rank, bad) or not self._alike(rank, others):
             return ""
         wrong, looked_at = (sum(count(rank, peer) for peer in others) for count in (seen.bad, seen.transfers))
@@ -201,6 +198,24 @@ class _Judge:
             f"right among themselves (ranks {witness[0]} and {witness[1]}): {self._which_part(rank, own)}"
         )
         return f"{said}; {self._example(rank, bad[0])}"
+
+    def _right_among(self, rank: int, bad: Sequence[int]) -> Pair | None:
+        """Two of these peers on different nodes that are right with each other; where they did not meet, which is how it is in a
+        large world, that are right with somebody while their nodes are with each other.
+        """
+        seen = self.seen
+        for a, b in combinations(bad, 2):
+            ends = frozenset((self.nodes[a], self.nodes[b]))
+            if len(ends) < 2:
+                continue
+            if seen.transfers(a, b):
+                if not seen.bad(a, b):
+                    return a, b
+            elif self.right_nodes.get(ends) and all(
+                any(peer != rank and not seen.bad(end, peer) for peer in self.peers[end]) for end in (a, b)
+            ):
+                return a, b
+        return None
 
     def _gathers(self, rank: int, bad: Sequence[int]) -> bool:
         """Whether so many wrong ones do not meet at this rank by chance, also without those with its worst peer."""
@@ -276,28 +291,28 @@ class _Judge:
         if guilty:
             return "not judged", f"{said}; rank {guilty[0]} fails, which explains it"
         witness = self._witness(pair)
-        if witness is not None and all(self._only_here(end, pair, wrong) for end in pair) and self._link_gathers(pair):
+        if witness and all(self._only_here(end, pair, wrong) for end in pair) and self._link_gathers(pair):
             return "fail", (
-                f"{said}; both ends are right with others (both with rank {witness}), so it is the link or one end's part in it: "
+                f"{said}; both ends are right with others (both with {witness}), so it is the link or one end's part in it: "
                 f"{self._name(one)} and {self._name(other)} are candidates"
             )
         if wrong == 1 or self.wrong < 3:
             return "not judged", f"{said}: too few to tell it from a rare fault of software; scan it again, longer"
-        if witness is None:
+        if not witness:
             return "not judged", f"{said}: no third rank is right with both ends, so the place is open"
         return (
             "not judged",
             f"{said}: too few, or too scattered over {self._bad_pairs()} pairs, to say where it happens",
         )
 
-    def _witness(self, pair: Pair) -> int | None:
-        """A rank that both ends are right with."""
+    def _witness(self, pair: Pair) -> str:
+        """Who both ends are right with: a rank, or in a large world ranks of one node; "" for nobody."""
         seen = self.seen
-        for rank in self.peers[pair[0]]:
-            looked_at = rank in self.peers[pair[1]]
-            if rank not in pair and looked_at and not any(seen.bad(rank, end) for end in pair):
-                return rank
-        return None
+        right = [{peer for peer in self.peers[end] if not seen.bad(end, peer)} - {*pair} for end in pair]
+        if same := right[0] & right[1]:
+            return f"rank {min(same)}"
+        nodes = [{self.nodes[peer] for peer in found} for found in right]
+        return f"ranks of {min(both)}" if (both := nodes[0] & nodes[1]) else ""
 
     def _only_here(self, end: int, pair: Pair, wrong: int) -> bool:
         """Whether what is wrong with this end would not gather on one peer by chance, were it wrong with all alike."""

@@ -54,7 +54,7 @@ class Message:
         return Item("comm", "p2p", "uint8", (self.size,), variant=self.pattern).id
 
     def __str__(self) -> str:
-        return f"from rank {self.sender} to rank {self.receiver} in round {self.step}"
+        return f"from rank {self.sender} to rank {self.receiver} in round {self.step} ({self.pattern})"
 
 
 def payload(message: Message) -> Tensor:

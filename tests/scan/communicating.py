@@ -1,0 +1,164 @@
+"""Ranks that really send each other things, forked from one process: `python -m tests.scan.communicating FOLDER NAME...`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bitwitness.runfiles.answers import Device
+from bitwitness.runfiles.journal import Journal
+from bitwitness.scan.communication import PATIENCE, Strike, run
+from bitwitness.scan.drill import parse
+from bitwitness.scan.payloads import LinkStriker
+
+WORLD, SEED = 4, 7
+DEVICES = [Device(rank, f"node-{rank}", f"cpu-{rank}", {"model": "cpu"}) for rank in range(WORLD)]
+
+
+def _drill(text: str) -> Callable[[int], Strike]:
+    return lambda rank: LinkStriker([parse(text)], rank, SEED)
+
+
+@dataclass
+class _Keeping:
+    """Gives again what came before: from the same peer, or from another one."""
+
+    rank: int
+    who: int
+    same_peer: bool
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def __call__(self, received: Tensor, sender: int, receiver: int) -> None:
+        if sender < 0 or self.rank != self.who:
+            return
+        fresh = received.clone()
+        for (peer, size), earlier in self.kept.items():
+            if size == received.numel() and (peer == sender) == self.same_peer:
+                received.copy_(earlier)
+                break
+        self.kept.setdefault((sender, fresh.numel()), fresh)
+
+
+def _bad_receiver(rank: int) -> Strike:
+    def strike(received: Tensor, sender: int, receiver: int) -> None:
+        if rank == 2 and sender >= 0:
+            received[-1] ^= 1
+
+    return strike
+
+
+def _zeros(everyone: bool) -> Callable[[int], Strike]:
+    def made(rank: int) -> Strike:
+        def strike(received: Tensor, sender: int, receiver: int) -> None:
+            if sender < 0 and (everyone or rank == 1):
+                received.zero_()
+
+        return strike
+
+    return made
+
+
+def _not_delivered(rank: int) -> Strike:
+    def strike(received: Tensor, sender: int, receiver: int) -> None:
+        if rank == 0 and sender == 3:
+            received.bitwise_not_()
+
+    return strike
+
+
+def _ends_by(number: signal.Signals) -> Callable[[int], Strike]:
+    def made(rank: int) -> Strike:
+        def strike(received: Tensor, sender: int, receiver: int) -> None:
+            if rank == 3 and sender >= 0:
+                os.kill(os.getpid(), number)
+
+        return strike
+
+    return made
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens to whom; `most` rounds are played."""
+
+    strike: Callable[[int], Strike | None] = lambda rank: None
+    most: int = 6
+    absent: int = -1
+    patience: float = PATIENCE
+    timeout: float = 60.0
+
+
+SCENARIOS = {
+    "healthy": Scenario(most=4),
+    "bad_link": Scenario(_drill("link=1-2 p=0.7")),
+    "bad_receiver": Scenario(_bad_receiver),
+    "zeros_for_all": Scenario(_zeros(everyone=True), most=3),
+    "zeros_for_one": Scenario(_zeros(everyone=False), most=3),
+    "stale": Scenario(lambda rank: _Keeping(rank, 1, same_peer=True), most=4),
+    "swapped": Scenario(lambda rank: _Keeping(rank, 1, same_peer=False), most=3),
+    "not_delivered": Scenario(_not_delivered, most=3),
+    "killed": Scenario(_ends_by(signal.SIGKILL)),
+    "stopped": Scenario(_ends_by(signal.SIGSTOP), timeout=3.0),
+    "absent": Scenario(most=2, absent=3, patience=3.0),
+}
+
+
+def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
+    code = 1
+    try:
+        os.dup2(os.open(folder / f"log-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+        warnings.simplefilter("error")
+        journal = Journal(folder / f"{rank}.jsonl", rank)
+        played = run(
+            DEVICES[rank],
+            torch.device("cpu"),
+            WORLD,
+            journal,
+            seconds=100.0,
+            seed=SEED,
+            meeting=folder / "meeting",
+            strike=scenario.strike(rank),
+            most=scenario.most,
+            patience=scenario.patience,
+            timeout=scenario.timeout,
+        )
+        journal.append("end", {"why": "done", "played": played})
+        journal.close()
+        code = 0
+    except BaseException:  # noqa: BLE001  (it must not go on in the code of its parent)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Play these scenarios at the same time: in most of them, ranks mostly wait."""
+    torch.set_num_threads(1)
+    pids: dict[int, bool] = {}
+    for name in names:
+        scenario = SCENARIOS[name]
+        (folder / name).mkdir()
+        for rank in range(WORLD):
+            if rank == scenario.absent:
+                continue
+            pid = os.fork()
+            if pid == 0:
+                _rank(folder / name, scenario, rank)
+            pids[pid] = name == "stopped" and rank == WORLD - 1
+    for pid, stops in sorted(pids.items(), key=lambda one: one[1]):
+        if stops:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
