@@ -14,6 +14,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import cast
 
 import torch
@@ -37,6 +38,9 @@ CALLS = 2
 
 _ATTEMPT = 10.0
 """An item that was not tried yet may be expected to take so many slices: what is expected of it is an upper bound."""
+
+_LOOKED_AT = 64
+"""Items that a slice looks at, to find some that fit: to look takes time as well."""
 
 _LEAST_BETWEEN_WRITES, _MOST_BETWEEN_WRITES = 1.0, 60.0
 """Seconds; in between a hundredth of the time so far, so that a job of months has a file of a size that can be read."""
@@ -90,7 +94,7 @@ class Slices:
         self._journal: Journal | None = None
         self._tally: Counter[tuple[str, str]] = Counter()
         self._began = self._written = clock()
-        self._spent = self._told = 0.0
+        self._spent = self._told = self._writing = 0.0
         self._wrong: list[Item] = []
         self._kind = ""
 
@@ -114,12 +118,14 @@ class Slices:
         try:
             if self._journal is None:
                 self._journal = self._introduce()
+            elif self._tally and began - self._written >= self._between_writes():
+                # In a slice of its own. Where the budget does not have it yet, it is saved up for.
+                if self._writing * len(self._tally) <= self._left():
+                    self._write()
+                    self._look_what_is_wrong()
             else:
                 with undisturbed(self._job.device):
                     self._slice(number, began)
-            if self._clock() - self._written >= self._between_writes():
-                self._write()
-                self._look_what_is_wrong()
         finally:
             self._spent += self._clock() - began
         return True
@@ -151,16 +157,20 @@ class Slices:
             torch.cuda.synchronize(self._job.device)
         left = self._left()
         first = True
-        for item in self._items(number):
+        for item in islice(self._items(number), _LOOKED_AT):
             expected = self._course.expected(item)
-            if expected is None or expected > left - (self._clock() - began):
+            if expected is None:
+                continue
+            if first and expected > left - (self._clock() - began) and not self._course.was_tried(item):
+                return  # this slice's time is kept for it
+            if expected > left - (self._clock() - began):
                 continue
             if not first and self._clock() - began + expected > self._longest:
                 continue
             self._compute(item)
             first = False
             if self._clock() - began >= self._longest:
-                break
+                return
 
     def _items(self, number: int) -> Iterator[Item]:
         """In the order in which this slice takes them; every second one has what somebody got wrong, for more answers to it."""
@@ -203,12 +213,15 @@ class Slices:
         journal = journal or self._journal
         if journal is None:
             return
+        began = self._clock()
         seconds, self._told = self._spent - self._told, self._spent
         tally, self._tally = self._tally, Counter()
         for (item, digest), count in tally.items():
             journal.append("answer", {"item": item, "digest": digest, "count": count, "seconds": round(seconds, 6)})
             seconds = 0.0
         self._written = self._clock()
+        # By the record; one that took long is soon forgotten, else nothing would be written any more.
+        self._writing = max((self._written - began) / max(1, len(tally)), self._writing / 2)
 
     def _look_what_is_wrong(self) -> None:
         if not self._answers.focus.is_file():
@@ -270,6 +283,10 @@ class Course:
             return self._longest
         expected = min(self._tried[below.id]) * max(1.0, _size(item) / max(1, _size(below)))
         return expected if expected <= _ATTEMPT * self._longest else None
+
+    def was_tried(self, item: Item) -> bool:
+        """Whether what is expected of it was seen, and is not only an upper bound."""
+        return item.id in self._tried
 
     def took(self, item: Item, seconds: float) -> None:
         """What it took."""
