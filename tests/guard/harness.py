@@ -2,19 +2,23 @@
 
 A launch costs seconds, so many scenarios share one: every rank runs a list of them in turn on one process group, and writes
 what it saw as a line of JSON, which survives the rank. Nothing outlives a launch: the ranks are forked by one process,
-leader of its own session, they die with it, and it dies with the tests; a deadline ends them all.
+leader of its own session, they die with it, and it dies with the tests; a deadline ends them all. That process is forked in its
+turn, by one that has imported torch once for all launches of these tests.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,41 +119,88 @@ def launch(
     for scenario in scenarios:
         folder_of(spec, scenario.name).mkdir(parents=True)
     (folder / "spec.pickle").write_bytes(pickle.dumps(spec))
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "MASTER_ADDR": "127.0.0.1",
-    }
+    environment = _environment() | {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     started = time.monotonic()
-    with (folder / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.guard.worker", str(folder / "spec.pickle"), str(os.getpid())],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        timed_out = False
-        try:
-            process.wait(deadline)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    finished = forks().run(folder / "spec.pickle", folder / "launcher.log", environment, deadline)
     seconds = time.monotonic() - started
     codes = [_exit_code(folder / f"rank-{rank}.exit") for rank in range(world_size)]
     results = [_read_results(folder / f"rank-{rank}.jsonl") for rank in range(world_size)]
-    return Launch(spec, seconds, timed_out, codes, results)
+    return Launch(spec, seconds, not finished, codes, results)
 
 
 def folder_of(spec: Spec, name: str) -> Path:
     """The folder that a scenario has for itself."""
     return spec.folder / "scenarios" / name.replace("/", "_").replace(" ", "_")
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+class Forks:
+    """The process that has imported torch, and is asked to fork one launch at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.guard.worker", str(os.getpid())],
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,  # select knows nothing of a line that was read ahead
+        )
+
+    @property
+    def usable(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, spec: Path, log: Path, environment: dict[str, str], deadline: float) -> bool:
+        """A launch; False where it was ended at the deadline. It has ended when this returns, however it returns."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"spec": str(spec), "log": str(log), "environment": environment}
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.flush()
+        pid, ended = self._answer(), False
+        try:
+            ended = bool(select.select([self._process.stdout], [], [], deadline)[0])
+        finally:
+            if not ended:
+                _kill_session(pid)
+            self._answer()
+        return ended
+
+    def close(self) -> None:
+        """It ends when nobody can ask any more."""
+        self._process.communicate()
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            pytest.fail(f"the process that forks launches has ended with exit code {self._process.wait()}")
+        return int(line)
+
+
+def _kill_session(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:  # it has just been forked, and leads no session yet; or it has just ended
+        with suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGKILL)
+
+
+_started: list[Forks] = []
+
+
+def forks() -> Forks:
+    """The one of these tests; started when first needed, and again after it was killed."""
+    if not _started or not _started[-1].usable:
+        _started.append(Forks())
+        atexit.register(_started[-1].close)
+    return _started[-1]
 
 
 def _read_results(file: Path) -> dict[str, Seen]:

@@ -1,4 +1,9 @@
-"""The process that forks the ranks of a launch (see harness): it imports torch once, for all of them."""
+"""The process that imports torch once, for all launches of a process of tests, and forks each of them (see harness).
+
+It reads a line of JSON for each launch, forks the process that forks the ranks, answers with its number, and with a second
+line when that has ended. It computes nothing itself, because a process that has computed has threads, and those do not
+survive a fork.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +35,50 @@ from tests.guard.harness import Rank, Scenario, Spec, folder_of
 _SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(spec_file: str, parent: str) -> int:
-    die_with(int(parent))
+def serve(parent: int) -> None:
+    """One launch after another, until nobody asks any more."""
+    die_with(parent)
+    own = os.getpid()
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _launch(asked, own)
+        _answer(pid)
+        _, status = os.waitpid(pid, 0)
+        _answer(os.waitstatus_to_exitcode(status))
+
+
+def _answer(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def _launch(asked: dict[str, Any], parent: int) -> None:
+    """Become the process that forks the ranks: leader of its own session, with nothing of the one that was asked; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        nothing, log = os.open(os.devnull, os.O_RDONLY), os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for descriptor, own in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, own)
+        os.close(nothing)
+        os.close(log)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        code = main(asked["spec"], parent)
+    except BaseException:  # noqa: BLE001  (whatever it is, it must be seen in the log and not go on in the parent's code)
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def main(spec_file: str, parent: int) -> int:
+    """Fork the ranks of one launch, and wait for them all."""
+    die_with(parent)
     spec: Spec = pickle.loads(Path(spec_file).read_bytes())
     torch.set_num_threads(1)
     pids: dict[int, int] = {}
@@ -112,4 +160,4 @@ def _seen(spec: Spec, scenario: Scenario, rank: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     assert bitwitness.__version__
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    serve(int(sys.argv[1]))
