@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -209,7 +209,7 @@ class Computes:
 
 
 @pytest.fixture
-def computes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Computes]:
+def computes(monkeypatch: pytest.MonkeyPatch) -> Computes:
     made = Computes()
     module = ModuleType("a_stand_in_for_slices")
     module.load, module.begin = made.load, made.begin  # type: ignore[attr-defined]

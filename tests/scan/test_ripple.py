@@ -25,7 +25,7 @@ from bitwitness import Guard, Policy
 from bitwitness.cli import scan_ripple
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.guard import between
-from bitwitness.runfiles import RunFiles, read_journal
+from bitwitness.runfiles import Journal, RunFiles, read_journal
 from bitwitness.runfiles.answers import Device, Sheet
 from bitwitness.runfiles.ripple import Request, RippleFiles
 from bitwitness.scan import ripple, work
@@ -116,13 +116,13 @@ class Played:
             self.computed.append((self.step, item.id))
             return lambda: [torch.zeros(1)]
 
-        append = ripple.Journal.append
+        append = Journal.append
 
         def slow(journal: Any, kind: str, record: Any) -> None:
             self.now += self.writes
             append(journal, kind, record)
 
-        monkeypatch.setattr(ripple.Journal, "append", slow)
+        monkeypatch.setattr(Journal, "append", slow)
         monkeypatch.setattr(work, "prepare", prepare)
         topology = Topology((Placement(0, "n0", "n0/cpu-0", 0),))
         job: Any = SimpleNamespace(rank=0, device=CPU, topology=topology, start_id="a/1")
@@ -226,7 +226,7 @@ def test_a_journal_that_cannot_be_written_is_an_error_of_the_slice(
     def full(journal: Any, kind: str, record: Any) -> None:
         raise RunFilesError("no space left")
 
-    monkeypatch.setattr(ripple.Journal, "append", full)
+    monkeypatch.setattr(Journal, "append", full)
     with pytest.raises(RunFilesError, match="no space left"):
         played.train(slices, 100, 0.1)
 
@@ -251,7 +251,8 @@ def disturb() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_world_is_put_back(fails: bool) -> None:
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
+    drawn: Any = np.random.get_state()  # noqa: NPY002
+    states = (torch.get_rng_state(), random.getstate())
     torch.set_default_dtype(torch.float64)
     try:
         with (
@@ -280,7 +281,9 @@ def test_the_world_is_put_back(fails: bool) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
-    assert all(np.array_equal(*both) for both in zip(states[2][1:], np.random.get_state()[1:], strict=True))  # noqa: NPY002
+    now: Any = np.random.get_state()  # noqa: NPY002
+    assert np.array_equal(drawn[1], now[1])
+    assert drawn[2:] == now[2:]
 
 
 def test_what_cannot_be_put_back_is_told() -> None:
@@ -301,7 +304,10 @@ def running(folder: Path, ranks: int = 3, seconds: float = 0.5, ago: float = 1.0
     place = [{"rank": rank, "node": f"n{rank}", "device": f"d{rank}", "slot": 0} for rank in range(ranks)]
     files.write_run({"world_size": ranks, "placement": place})
     then = (datetime.now(UTC) - timedelta(seconds=ago)).isoformat()
-    records = [{"kind": "start"}, {"kind": "steps", "first": 90, "last": 99, "seconds": 10 * seconds}]
+    records: list[dict[str, Any]] = [
+        {"kind": "start"},
+        {"kind": "steps", "first": 90, "last": 99, "seconds": 10 * seconds},
+    ]
     lines = [json.dumps({"schema": 1, "time": then, **record}) for record in records]
     (folder / "journal" / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -458,7 +464,7 @@ def test_a_killed_command_leaves_a_job_that_trains_on_and_slices_that_end(
         for _ in range(3):
             guard.forward_backward(torch.randn(2, 4))
             guard.step()
-        guard._ledger.steps()
+        vars(guard)["_ledger"].steps()
         program = (
             "import pathlib, sys; from bitwitness.cli.scan_ripple import ripple; "
             "ripple(pathlib.Path(sys.argv[1]), budget=0.5, minutes=0.1, ahead=0.0)"
