@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bitwitness.runfiles.answers import Device
@@ -32,13 +33,11 @@ def _drill(text: str) -> Callable[[int], Strike]:
 class _Keeping:
     """Gives again what came before: from the same peer, or from another one."""
 
-    rank: int
-    who: int
     same_peer: bool
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __call__(self, received: Tensor, sender: int, receiver: int) -> None:
-        if sender < 0 or self.rank != self.who:
+        if sender < 0:
             return
         fresh = received.clone()
         for (peer, size), earlier in self.kept.items():
@@ -67,12 +66,15 @@ def _zeros(everyone: bool) -> Callable[[int], Strike]:
     return made
 
 
-def _not_delivered(rank: int) -> Strike:
-    def strike(received: Tensor, sender: int, receiver: int) -> None:
-        if rank == 0 and sender == 3:
+def _not_what_was_sent(rank: int) -> Strike | None:
+    """One rank gets what came before from the same peer, one what came from another, one nothing from one of its peers."""
+
+    def not_delivered(received: Tensor, sender: int, receiver: int) -> None:
+        if sender == 3:
             received.bitwise_not_()
 
-    return strike
+    strikes: dict[int, Strike] = {0: not_delivered, 1: _Keeping(same_peer=True), 2: _Keeping(same_peer=False)}
+    return strikes.get(rank)
 
 
 def _ends_by(number: signal.Signals) -> Callable[[int], Strike]:
@@ -95,20 +97,22 @@ class Scenario:
     absent: int = -1
     patience: float = PATIENCE
     timeout: float = 60.0
+    by_environment: bool = False
+    own_group: bool = False
 
 
 SCENARIOS = {
     "healthy": Scenario(most=4),
     "bad_link": Scenario(_drill("link=1-2 p=0.7")),
     "bad_receiver": Scenario(_bad_receiver),
-    "zeros_for_all": Scenario(_zeros(everyone=True), most=3),
+    "zeros_for_all": Scenario(_zeros(everyone=True), most=1),
     "zeros_for_one": Scenario(_zeros(everyone=False), most=3),
-    "stale": Scenario(lambda rank: _Keeping(rank, 1, same_peer=True), most=4),
-    "swapped": Scenario(lambda rank: _Keeping(rank, 1, same_peer=False), most=3),
-    "not_delivered": Scenario(_not_delivered, most=3),
+    "not_what_was_sent": Scenario(_not_what_was_sent, most=4),
     "killed": Scenario(_ends_by(signal.SIGKILL)),
     "stopped": Scenario(_ends_by(signal.SIGSTOP), timeout=3.0),
     "absent": Scenario(most=2, absent=3, patience=3.0),
+    "by_environment": Scenario(most=3, by_environment=True),
+    "own_group": Scenario(most=3, own_group=True),
 }
 
 
@@ -118,6 +122,8 @@ def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
         os.dup2(os.open(folder / f"log-{rank}", os.O_CREAT | os.O_WRONLY), 2)
         warnings.simplefilter("error")
         journal = Journal(folder / f"{rank}.jsonl", rank)
+        if scenario.own_group:
+            dist.init_process_group("gloo", store=dist.FileStore(str(folder / "own")), rank=rank, world_size=WORLD)
         played = run(
             DEVICES[rank],
             torch.device("cpu"),
@@ -125,13 +131,13 @@ def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
             journal,
             seconds=100.0,
             seed=SEED,
-            meeting=folder / "meeting",
+            meeting=None if scenario.by_environment else folder / "meeting",
             strike=scenario.strike(rank),
             most=scenario.most,
             patience=scenario.patience,
             timeout=scenario.timeout,
         )
-        journal.append("end", {"why": "done", "played": played})
+        journal.append("end", {"why": "done", "played": played, "group": dist.is_initialized()})
         journal.close()
         code = 0
     except BaseException:  # noqa: BLE001  (it must not go on in the code of its parent)
@@ -143,6 +149,8 @@ def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
 def main(folder: Path, names: list[str]) -> None:
     """Play these scenarios at the same time: in most of them, ranks mostly wait."""
     torch.set_num_threads(1)
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(agent.port), TORCHELASTIC_USE_AGENT_STORE="True")
     pids: dict[int, bool] = {}
     for name in names:
         scenario = SCENARIOS[name]

@@ -43,8 +43,8 @@ def flat(records: Records) -> list[dict[str, Any]]:
     return [record for found in records.values() for record in found]
 
 
-def examples(records: Records) -> list[str]:
-    return [record["example"]["what"] for record in of_kind(records, "link") if "example" in record]
+def examples(records: Records, rank: int) -> list[str]:
+    return [record["example"]["what"] for record in records[rank] if "example" in record]
 
 
 def test_what_is_right_is_right_in_every_pair_and_in_every_collective(played: dict[str, Records]) -> None:
@@ -95,20 +95,20 @@ def test_who_alone_received_otherwise_is_a_candidate_and_no_more(played: dict[st
 
 
 def test_a_stale_payload_is_seen_as_one(played: dict[str, Records]) -> None:
-    found = examples(played["stale"])
+    found = examples(played["not_what_was_sent"], 1)
     assert found
     assert any(what.startswith("stale: the payload from rank") for what in found)
     assert all("instead of that from rank" in what for what in found)
 
 
 def test_a_payload_of_somebody_else_is_seen_as_one(played: dict[str, Records]) -> None:
-    found = examples(played["swapped"])
+    found = examples(played["not_what_was_sent"], 2)
     assert found
     assert all(what.startswith("the payload from rank") and "instead of that from rank" in what for what in found)
 
 
 def test_what_never_arrived_is_seen_in_the_buffer(played: dict[str, Records]) -> None:
-    assert set(examples(played["not_delivered"])) == {"nothing arrived: the buffer is as it was"}
+    assert set(examples(played["not_what_was_sent"], 0)) == {"nothing arrived: the buffer is as it was"}
 
 
 @pytest.mark.parametrize("name", ["killed", "stopped"])
@@ -132,6 +132,14 @@ def test_who_does_not_come_is_not_judged_and_the_others_go_on(played: dict[str, 
     assert failed == {}
     assert {link.ranks for link in links if 3 in link.ranks} == {(0, 3), (1, 3), (2, 3)}
     assert all("it did not come within 3 s" in link.reason for link in links if 3 in link.ranks)
+
+
+@pytest.mark.parametrize("name", ["healthy", "by_environment", "own_group"])
+def test_a_group_is_left_as_it_was_found(played: dict[str, Records], name: str) -> None:
+    ends = of_kind(played[name], "end")
+    assert [record["group"] for record in ends] == [name == "own_group"] * WORLD
+    assert [record["played"] for record in ends] == [SCENARIOS[name].most] * WORLD
+    assert judge_links(DEVICES, flat(played[name])) == ((), {})
 
 
 def test_one_rank_alone_has_nobody_to_send_to(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ SMALL, LARGE, LARGE_ON_DEVICE = 4_099, 2**20, 2**24
 PATIENCE, TIMEOUT = 60.0, 30.0
 """Seconds to wait for others to come, and for each answer of one that has come."""
 _FLUSH = 1.0
-_POLL = 0.05
+_POLL = 0.1
 _AHEAD = 4
 """A word that the suite ends is left for one of the next so many rounds: the lowest rank may be one ahead."""
 
@@ -165,11 +165,12 @@ def _environment_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
 def _meet(store: dist.Store, device: Device, begin: int, world: int, patience: float) -> _Members:
     """Say that one is here, and wait for the others or the end of patience. Who takes part is settled once, for all."""
     store.set(f"here/{device.rank}", json.dumps({"node": device.node, "begin": begin}))
-    missing, deadline = set(range(world)), time.monotonic() + patience
+    deadline = time.monotonic() + patience
     while not store.check(["members"]):
-        missing = {rank for rank in missing if not store.check([f"here/{rank}"])}
-        if not missing or time.monotonic() > deadline:
-            store.compare_set("members", "", json.dumps(sorted({*range(world)} - missing)))
+        complete = store.check([f"here/{rank}" for rank in range(world)])
+        if complete or time.monotonic() > deadline:
+            here = [rank for rank in range(world) if complete or store.check([f"here/{rank}"])]
+            store.compare_set("members", "", json.dumps(here))
             break
         time.sleep(_POLL)
     said = {rank: json.loads(store.get(f"here/{rank}")) for rank in json.loads(store.get("members"))}
@@ -181,15 +182,13 @@ def _group(
     torch_device: torch.device, store: dist.Store, members: _Members, rank: int, timeout: timedelta
 ) -> Iterator[None]:
     """A process group of those who came. One that is there already is used and left, if it is of just these ranks."""
+    index, size = members.ranks.index(rank), len(members.nodes)
     if dist.is_initialized():
-        if dist.get_world_size() != len(members.nodes):
-            raise RuntimeError(
-                f"there is a process group of {dist.get_world_size()} ranks already, and {len(members.nodes)} came"
-            )
+        if (dist.get_rank(), dist.get_world_size()) != (index, size):
+            raise RuntimeError(f"there is a process group of {dist.get_world_size()} ranks already, and {size} came")
         yield
         return
     backend = "nccl" if torch_device.type == "cuda" else "gloo"
-    index, size = members.ranks.index(rank), len(members.nodes)
     with _blocking():
         dist.init_process_group(
             backend,
