@@ -10,7 +10,7 @@
 #
 # Settings, in /etc/bitwitness/monitor.env (lines NAME=value, owned by root) or in the environment:
 #     BITWITNESS               the program                                        default: bitwitness
-#     BITWITNESS_SCAN          options of `bitwitness scan`                       default: --minutes 0.5
+#     BITWITNESS_SCAN          options of `bitwitness scan`                       default: --minutes 0.3
 #     BITWITNESS_STATE         a folder of this node                              default: /var/lib/bitwitness/monitor
 #     BITWITNESS_SCAN_TIMEOUT  seconds, for the scan                              default: 50
 #     BITWITNESS_IDLE          a command; where it ends with 0 the devices are free
@@ -32,7 +32,7 @@ set -a  # also for the programs below: slurmd and monitors start this with littl
 set +a
 limit=${BITWITNESS_SCAN_TIMEOUT:-50}
 state=${BITWITNESS_STATE:-/var/lib/bitwitness/monitor}
-read -r -a options <<<"${BITWITNESS_SCAN:---minutes 0.5}"
+read -r -a options <<<"${BITWITNESS_SCAN:---minutes 0.3}"
 
 unsure() {
     local line=${word:+BITWITNESS $word - }"not judged: $*"

@@ -11,7 +11,7 @@
 #
 # Settings, in /etc/bitwitness/slurm.env (lines NAME=value, owned by root) or in the environment:
 #     BITWITNESS               the program                                      default: bitwitness
-#     BITWITNESS_SCAN          options of `bitwitness scan`                     default: --minutes 0.5
+#     BITWITNESS_SCAN          options of `bitwitness scan`                     default: --minutes 0.3
 #     BITWITNESS_SCANS         a folder of this node; failures are kept there   default: /var/lib/bitwitness/scans
 #     BITWITNESS_SCAN_TIMEOUT  seconds, for the scan                            default: 45
 set -uo pipefail
@@ -25,7 +25,7 @@ set +a
 limit=${BITWITNESS_SCAN_TIMEOUT:-45}
 scans=${BITWITNESS_SCANS:-/var/lib/bitwitness/scans}
 node=${SLURMD_NODENAME:-$(hostname -s)}
-read -r -a options <<<"${BITWITNESS_SCAN:---minutes 0.5}"
+read -r -a options <<<"${BITWITNESS_SCAN:---minutes 0.3}"
 
 say() {  # into the log of the machine, and of slurmd where it keeps one
     echo "bitwitness health check on $node: $*" >&2

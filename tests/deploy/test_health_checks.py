@@ -95,7 +95,7 @@ def test_a_failure_drains_the_node_with_the_reason(node: Node) -> None:
     assert node.health() == 1
     assert node.asked() == [DRAIN]
     (words,) = node.asked("words")
-    assert re.fullmatch(r"scan --exit-codes slurm --out \S+/scans/running\.\w+/scan --minutes 0\.5", words)
+    assert re.fullmatch(r"scan --exit-codes slurm --out \S+/scans/running\.\w+/scan --minutes 0\.3", words)
     assert len(list((node.folder / "scans").glob("*-fail"))) == 1, "what was found is kept"
 
 

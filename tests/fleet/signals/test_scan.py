@@ -57,6 +57,12 @@ def test_a_drill_says_nothing_of_any_device() -> None:
     assert "on purpose" in found[0].reason
 
 
+def test_processes_that_stand_for_devices_are_none() -> None:
+    assert [(one.code, one.kind) for one in read(JUDGEMENT.to_json() | {"played": True})] == [
+        ("scan:played", "no-evidence")
+    ]
+
+
 @pytest.mark.parametrize(
     "change",
     [{"standing": "failed"}, {"wrong": 0}, {"wrong": None}, {"wrong": "many"}, {"wrong": -3}, {"node": ""}, {"device": ""}, {"node": None}],

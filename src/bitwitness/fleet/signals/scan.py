@@ -51,6 +51,10 @@ def _of_result(result: Mapping[str, Any], origin: str) -> Iterator[Signal]:
         why = "a drill: faults were made on purpose, and it says nothing about any device"
         yield no_evidence(SOURCE, "scan:drill", why, origin=origin)
         return
+    if result.get("played"):
+        why = "processes of one machine stood for devices, so it says nothing about any device"
+        yield no_evidence(SOURCE, "scan:played", why, origin=origin)
+        return
     when = _time(result)
     quiet: dict[tuple[str, str], list[str]] = {}
     for device in result["devices"]:
