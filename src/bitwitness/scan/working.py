@@ -261,7 +261,7 @@ class Worker:
             seed=self._settings.seed,
             meeting=None if self._settings.job else self._files.path / "meeting",
             strike=LinkStriker(self._settings.drills, self._device.rank, self._settings.seed),
-            patience=min(communication.PATIENCE, max(_LEAST_PATIENCE, seconds)),
+            patience=min(communication.PATIENCE, max(_LEAST_PATIENCE, self._settings.seconds / 2)),
         )
 
     # Files ----------------------------------------------------------------------------------------------------------
