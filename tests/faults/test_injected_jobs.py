@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bitwitness.cli.main import cli
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults import record
 from bitwitness.faults.grammar import parse_all
@@ -218,9 +220,8 @@ def test_an_optimizer_that_is_made_late_counts_the_steps(tmp_path: Path) -> None
 def test_the_first_call_is_hit_where_a_death_has_left_half_a_record(tmp_path: Path) -> None:
     """What the model is called with is hit from the first call on; what an earlier start left stops no later one."""
     (tmp_path / "hit" / "faults").mkdir(parents=True)
-    for rank in range(2):
-        (tmp_path / "hit" / "faults" / f"rank-{rank:05d}.jsonl").write_text('{"schema": 1, "si')
-    done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
+    (tmp_path / "hit" / "faults" / "rank-00000.jsonl").write_text('{"schema": 1, "si')
+    done = _run(tmp_path, "hit", nodes=1, BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
     assert done.returncode == 0, done.stderr
     assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [0]
 
@@ -248,13 +249,21 @@ def test_a_fault_that_never_lands_fails_the_job(tmp_path: Path) -> None:
         ({"BITWITNESS_FAULT": "@far.jsonl"}, "there is no rank 5, the job has 2"),
     ],
 )
-def test_a_slip_is_an_error_before_anything_starts(environment: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_slip_is_an_error_before_anything_starts(
+    environment: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: nothing starts, and the command alone takes seconds to import what a job needs."""
     (tmp_path / "damaged.jsonl").write_text('{"schema": 1}\n')
     record.append(tmp_path / "far.jsonl", strike(rank=5))
-    done = _run(tmp_path, "hit", **environment)
-    assert done.returncode == 2
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(cli, ["run", "--nodes", "2", "--run-dir", "hit", "train.py"])
+    assert done.exit_code == 2
     assert words in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    assert isinstance(done.exception, SystemExit), "an error that nobody has explained"
+    assert "Traceback" not in done.output
     assert not (tmp_path / "hit").exists()
 
 
