@@ -388,7 +388,7 @@ def test_the_command_follows_and_judges(
     running(tmp_path)
     looks = Following.look
 
-    def look(self: Following) -> Any:
+    def look(self: Following, repeat: bool = True) -> Any:
         request = RippleFiles(tmp_path).read()
         assert request is not None
         start = RippleFiles(tmp_path).answers(request.id, "s")
@@ -400,7 +400,7 @@ def test_the_command_follows_and_judges(
             digest = "bb" if rank == 1 else "aa"
             journal.append("answer", {"item": SMALL.id, "digest": digest, "count": 30, "seconds": 0.1})
             journal.close()
-        return looks(self)
+        return looks(self, repeat)
 
     monkeypatch.setattr(Following, "look", look)
     assert command(tmp_path, drills=(Drill(1.0, rank=1),), as_json=True) == 1
@@ -422,7 +422,11 @@ def test_it_can_leave_and_be_stopped(tmp_path: Path, capsys: pytest.CaptureFixtu
     request = RippleFiles(tmp_path).read()
     assert request is not None
     assert request.until > time.time()
-    assert command(tmp_path, stop=True) == 0
+    scan_ripple.show_slices(tmp_path, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["ended"], shown["standing"]) == ("", "not judged")
+    assert command(tmp_path, stop=True) == 3, "nobody has answered yet"
+    assert "it has taken no slice" in capsys.readouterr().out
     after = RippleFiles(tmp_path).read()
     assert after == request.withdrawn()
     assert withdraw(tmp_path) is None

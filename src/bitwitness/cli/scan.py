@@ -162,7 +162,15 @@ def replay(ctx: click.Context, evidence: Path, calls: int, name: str, as_json: b
 @click.argument("directory", type=GIVEN_PATH, metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(directory: Path, as_json: bool) -> None:
-    """Show the result of the scan in DIR, or how it stands if it has none. Needs no torch."""
+    """Show the result of the scan in DIR, or how it stands if it has none. Needs no torch.
+
+    DIR may be the directory of a run as well: then it is about the newest slices beside that job (--ripple).
+    """
+    if (directory / "ripple" / "request.json").is_file():
+        from bitwitness.cli.scan_ripple import show_slices
+
+        show_slices(directory, as_json)
+        return
     from bitwitness.cli.scan_show import record_of
     from bitwitness.cli.scan_view import show as show_result
 

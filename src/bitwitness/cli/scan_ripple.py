@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bitwitness.cli.output import console, plain, print_json, this_command
-from bitwitness.errors import ConfigurationError
-from bitwitness.runfiles.ripple import Request
+from bitwitness.errors import ConfigurationError, RunFilesError
+from bitwitness.runfiles.ripple import Request, RippleFiles
 from bitwitness.scan.asking import AHEAD, Following, ask, pace, withdraw
 from bitwitness.scan.drill import Drill
 from bitwitness.scan.judging import Golden
@@ -63,7 +63,7 @@ def ripple(
         RunFilesError: files cannot be read or written.
     """
     if stop:
-        return _stop(run_dir, detach)
+        return _stop(run_dir, detach, as_json, golden, confidence, code)
     request = ask(run_dir, budget=budget, slice_ms=slice_ms, minutes=minutes, drills=drills, seed=seed, ahead=ahead)
     screen = console(stderr=True)
     screen.print(_asked(request, run_dir))
@@ -83,22 +83,52 @@ def ripple(
         withdraw(run_dir, request.id)
         why = "it was interrupted"
     judgement = following.conclude(why)
-    if as_json:
-        print_json(judgement.to_json() | {"ripple": True, "request": request.to_json(), "ended": why})
-    else:
-        _show(judgement, request, why)
+    _tell(following, judgement, why, as_json)
     return code(judgement)
 
 
-def _stop(run_dir: Path, detach: bool) -> int:
+def show_slices(run_dir: Path, as_json: bool) -> None:
+    """Show what was answered so far to the newest request in a run directory.
+
+    Raises:
+        RunFilesError: there is none, or files cannot be read.
+    """
+    request = RippleFiles(run_dir).read()
+    if request is None:
+        raise RunFilesError(f"{run_dir}: no slices were asked for; ask with: {this_command()} scan --ripple {run_dir}")
+    following = Following(run_dir, request)
+    judgement = following.look(repeat=False)
+    _tell(following, judgement, "" if request.until > time.time() else "it has ended", as_json)
+
+
+def _stop(
+    run_dir: Path,
+    detach: bool,
+    as_json: bool,
+    golden: Golden | None,
+    confidence: float,
+    code: Callable[[Judgement], int],
+) -> int:
     if detach:
         raise ConfigurationError("--detach and --stop: give one of them")
     if not (run_dir / "run.json").is_file():
         raise ConfigurationError(f"{run_dir} is not the directory of a guarded job: there is no run.json")
     ended = withdraw(run_dir)
-    said = "No request is in force: nothing to stop." if ended is None else f"Request {ended.id} is withdrawn."
-    console(stderr=True).print(said)
-    return 0
+    if ended is None:
+        console(stderr=True).print("No request is in force: nothing to stop.")
+        return 0
+    console(stderr=True).print(f"Request {ended.id} is withdrawn.")
+    following = Following(run_dir, ended, golden, confidence)
+    judgement = following.conclude("it was withdrawn")
+    _tell(following, judgement, "it was withdrawn", as_json)
+    return code(judgement)
+
+
+def _tell(following: Following, judgement: Judgement, why: str, as_json: bool) -> None:
+    if as_json:
+        print_json(following.record(judgement, why))
+    else:
+        _show(judgement, following.request, why or "it goes on")
 
 
 def _asked(request: Request, run_dir: Path) -> str:

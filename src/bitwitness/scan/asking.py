@@ -175,8 +175,8 @@ class Following:
         self._size, self._grown = -1, time.monotonic()
         self.sheets: list[Sheet] = []
 
-    def look(self) -> Judgement:
-        """Judge what is there now, and have ranks repeat what somebody got wrong.
+    def look(self, repeat: bool = True) -> Judgement:
+        """Judge what is there now, and have ranks repeat what somebody got wrong, unless told not to.
 
         Raises:
             RunFilesError: files cannot be read or written.
@@ -187,7 +187,7 @@ class Following:
         except RunFilesError:
             placement = []  # it is being replaced, or gone: what was answered can be judged all the same
         self.sheets = together([_sheets(start) for start in starts], placement)
-        if starts:
+        if starts and repeat:
             self._have_repeated(starts[-1])
         return judge(self.sheets, self._golden, confidence=self._confidence, running=True)
 
@@ -218,18 +218,21 @@ class Following:
         Raises:
             RunFilesError: files cannot be read or written.
         """
-        judgement = self.look()
+        judgement = self.look(repeat=False)
         path = self._files.result(self.request.id)
-        record = judgement.to_json() | {
-            "ripple": True,
-            "request": self.request.to_json(),
-            "drill": bool(self.request.drills),
-            "ended": why,
-            "time": utc_now(),
-        }
         if path.parent.is_dir():
-            write_json(path, record)
+            write_json(path, self.record(judgement, why))
         return judgement
+
+    def record(self, judgement: Judgement, why: str) -> dict[str, Any]:
+        """A judgement, with what it is about, as JSON values.
+
+        Args:
+            judgement: of the answers to this request.
+            why: no more of them are to come; "" while there are.
+        """
+        about = {"ripple": True, "request": self.request.to_json(), "drill": bool(self.request.drills)}
+        return judgement.to_json() | about | {"ended": why, "time": utc_now()}
 
     def _have_repeated(self, start: AnswerFiles) -> None:
         kinds: dict[str, list[Sheet]] = defaultdict(list)
