@@ -225,6 +225,13 @@ def test_a_monitor_is_told_what_the_scan_says(node: Node, style: str, standing: 
 
 
 @pytest.mark.parametrize("style", STYLES)
+def test_a_drill_is_told_and_not_remembered(node: Node, style: str) -> None:
+    node.bitwitness(f"echo '{exiting.line(judgement('fail'), style, drill='found')}'; exit 0")
+    assert node.run("monitor.sh", style).returncode == 0
+    assert node.run("monitor.sh", style, BITWITNESS_IDLE="false").returncode != 0
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_a_failure_stays_until_somebody_clears_it(node: Node, style: str) -> None:
     node.bitwitness(ends(style, "fail"))
     first = node.run("monitor.sh", style)
