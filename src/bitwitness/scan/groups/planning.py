@@ -1,0 +1,394 @@
+"""Which groups to test next, and what has been shown: pure, so that a search is the same in a simulation and on a cluster.
+
+A group that failed is searched (`narrowing`) until one node, or two with a link between them, are left. They are *on trial*:
+tested alone, and everything else without them, until the evidence (`weighing`) says that neither chance nor a workload that
+fails by itself can explain it. Then the rest is tested, and what fails there is searched, until every node that could still be bad at the
+assumed rate would have shown by now with the stated confidence, or as many are found as there can be.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bitwitness.scan.groups.designs import Design, first_rounds
+from bitwitness.scan.groups.model import (
+    NEVER,
+    Fault,
+    Rates,
+    Record,
+    Rows,
+    bits,
+    log_pass,
+    mask,
+    possible_rates,
+    rate_of,
+)
+from bitwitness.scan.groups.narrowing import LINK, Search
+from bitwitness.scan.groups.weighing import evidence, fails_by_itself, fit, log_prior
+
+UNKNOWN_RATE = 0.1
+"""The lowest rate at which a set in which nothing failed is said to be free of faults, unless another is asked for."""
+
+_LEAST_RATE = 0.1  # of what the faults found show: nine in ten of them have a higher rate
+_TRIES = 3
+_CRASHES = 24
+
+Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of a round: its nodes, and how often to test it before planning anew; a failure ends the repeats."""
+
+    nodes: int
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a search is asked for."""
+
+    size: int
+    confidence: float = 0.99
+    max_bad: int | None = None
+    rate: float | None = None
+    parallel: int | None = None
+    design: Design = "halving"
+    min_group: int = 1
+    max_tests: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class Planner:
+    """Plans rounds of groups, and is told how they ended. Nodes are numbers below `settings.size`."""
+
+    settings: Settings
+    found: list[Fault] = field(default_factory=list)
+    on_trial: list[Fault] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    not_judged: set[int] = field(default_factory=set)
+    tests: int = 0
+    judged: int = 0
+    why: Why | None = None
+
+    def __post_init__(self) -> None:
+        order = list(range(self.settings.size))
+        random.Random(self.settings.seed).shuffle(order)
+        self._order = order
+        self._place = {node: place for place, node in enumerate(order)}
+        self.record = Record(self.settings.size)
+        self.rates = possible_rates(self.settings.rate)
+        self._first = first_rounds(self.settings.design, self.settings.size)
+        self._to_split: list[int] = []
+        self._crashed: dict[int, int] = {}
+        self._turn = 0
+        self._shown: list[list[float]] = []
+
+    def nodes_of(self, group: int) -> list[int]:
+        """The nodes of a group of ours: inside, they go by a random order, so that no rack is a group by accident."""
+        return sorted(self._order[place] for place in bits(group))
+
+    def place_of(self, node: int) -> int:
+        """The other way round."""
+        return self._place[node]
+
+    # -- planning ----------------------------------------------------------------------------------------------------
+
+    def next(self) -> list[Group]:
+        """The groups of the next round, which have no node in common; none when the search is over (`why` says why)."""
+        if self.why is None:
+            self._look()
+        if self.why is not None:
+            return []
+        self._turn += 1
+        most = self.settings.parallel or self.settings.size
+        groups: list[Group] = []
+        taken = 0
+        for group in self._candidates():
+            if len(groups) >= most:
+                break
+            nodes = group.nodes & ~self._gone()
+            if nodes and not nodes & taken:
+                groups.append(Group(nodes, group.repeats))
+                taken |= nodes
+        if not groups:
+            self.why = "too few"
+        left = None if self.settings.max_tests is None else self.settings.max_tests - self.tests
+        if left is not None and groups:
+            groups = groups[: max(1, left)]
+            groups = [Group(one.nodes, min(one.repeats, max(1, left // len(groups)))) for one in groups]
+        return groups
+
+    def _candidates(self) -> list[Group]:
+        if self._to_split:
+            return [Group(group) for group in self._to_split]
+        if self._first:
+            return [Group(group) for group in self._first.pop(0)]
+        groups = []
+        for search in self.searches:
+            nodes, repeats = search.choose()
+            groups.append(Group(self._padded(nodes), repeats))
+        if not groups and self.on_trial:
+            groups += self._trial()
+        return groups or self._sweep()
+
+    def _everything(self) -> int:
+        return (1 << self.settings.size) - 1
+
+    def _gone(self) -> int:
+        return mask(self.not_judged)
+
+    def _rest(self, without: Sequence[Fault] = ()) -> int:
+        """All nodes but the bad ones, those on trial, and one end of each bad link, turn about."""
+        rest = self._everything() & ~self._gone()
+        for fault in (*self.found, *self.on_trial, *without):
+            if not fault.pair:
+                rest &= ~fault.nodes
+        for fault in (*self.found, *self.on_trial, *without):
+            if fault.pair and rest & fault.nodes == fault.nodes:
+                rest &= ~self._tested_more(fault)
+        return rest
+
+    def _tested_more(self, fault: Fault) -> int:
+        one, two = bits(fault.nodes)
+        return 1 << (one if self.record.passes[one] > self.record.passes[two] else two)
+
+    def _padded(self, nodes: int) -> int:
+        """The group, with nodes that passed most beside it where it is smaller than a test may be; others each time."""
+        missing = self.settings.min_group - nodes.bit_count()
+        if missing <= 0:
+            return nodes
+        rest = self._rest() & ~nodes
+        for fault in self.found:
+            if fault.pair and fault.nodes & nodes:
+                rest &= ~fault.nodes
+        good = sorted(bits(rest), key=lambda node: (-self.record.passes[node], node))[: 4 * missing]
+        start = self._turn * missing % max(1, len(good))
+        return nodes | mask((good * 2)[start : start + missing])
+
+    def _sweep(self) -> list[Group]:
+        """Everything that may still hold a fault, as often as the certainty about it asks for."""
+        rest = self._rest()
+        if rest.bit_count() < max(1, self.settings.min_group):
+            return []
+        missing = self._unseen(rest) - math.log(1 - self.settings.confidence)
+        repeats = max(1, math.ceil(missing / -log_pass(self.assumed_rate()) - 1e-9))
+        return [Group(rest, repeats)]
+
+    def _trial(self) -> list[Group]:
+        """The test that tells most about who is on trial: alone, or everything else."""
+        fault = self.on_trial[0]
+        others = [*self.found, *self.on_trial[1:]]
+        rest = self._rest()
+        rows = self._rows()
+        best, _ = fit(rows, (*self.on_trial[1:], fault), self.rates)
+        rate = best[-1] if best else 1.0
+        if fault.pair:
+            ends = self._ends_to_test(fault, rows, others)
+            if ends is not None:
+                return [Group(ends, max(1, int(0.25 / rate)))]
+        tests = sum(row[1] + row[2] for row in rows)
+        chance = min(0.999, max(1e-6, sum(row[2] for row in rows) / tests if tests else 0.5))
+        alone = rate * math.log(rate / chance)
+        alone += (1 - rate) * (log_pass(rate) - math.log1p(-chance)) if rate < 1 else 0.0
+        control = -math.log1p(-chance)
+        certain = self.settings.max_bad is None or len(self.found) + len(self.on_trial) < self.settings.max_bad
+        enough = rest.bit_count() >= max(1, self.settings.min_group)
+        if enough and (control > alone or (certain and 2 * control > alone)):
+            return [Group(rest, max(1, int(0.25 / rate)))]
+        return [Group(self._padded(fault.nodes), max(1, int(0.25 / rate)))]
+
+    def _ends_to_test(self, fault: Fault, rows: Rows, others: Sequence[Fault]) -> int | None:
+        """One end of a link on trial with everything but the other end, while it could still be a bad node."""
+        _, link = fit(rows, (*self.on_trial[1:], fault), self.rates)
+        link += log_prior(fault, self.settings.size, LINK)
+        for end in bits(fault.nodes):
+            node = Fault(1 << end)
+            _, single = fit(rows, (*self.on_trial[1:], node), self.rates)
+            if link - single - log_prior(node, self.settings.size, LINK) < -math.log(1 - self.settings.confidence):
+                rest = self._rest() & ~fault.nodes | node.nodes
+                for other in others:
+                    if other.pair and other.nodes & rest == other.nodes:
+                        rest &= ~(other.nodes & ~node.nodes)
+                if rest.bit_count() > 1:
+                    return rest
+        return None
+
+    # -- what tests say ------------------------------------------------------------------------------------------------
+
+    def told(self, group: Group, passed: int, failed: bool, unjudged: bool = False) -> None:
+        """How the tests of a group ended: so many passed, then one failed, or was not judged although repeated."""
+        self.tests += passed + failed
+        self.judged += passed + failed
+        nodes = group.nodes
+        if nodes in self._to_split:
+            self._to_split.remove(nodes)
+        if unjudged:
+            self._split(nodes)
+        if not passed and not failed:
+            return
+        self.record.add(nodes, passed, int(failed))
+        if not any(fault.nodes & nodes == fault.nodes for fault in self.found):
+            for search in self.searches:
+                search.told(nodes, passed, failed)
+        self._try()
+        self._cover()
+        self._accuse()
+
+    def unjudged(self, tests: int = 1) -> None:
+        """So many tests ended in neither verdict: they count as tests, and as nothing else."""
+        self.tests += tests
+
+    def _split(self, nodes: int) -> None:
+        """Find whose presence makes a group impossible to judge: its halves."""
+        self._crashed[nodes] = self._crashed.get(nodes, 0) + 1
+        members = bits(nodes)
+        if not self.judged and len(self._crashed) >= _CRASHES:
+            self.why = "not judged"
+        elif len(members) <= max(1, self.settings.min_group):
+            self.not_judged |= set(members)
+            self.searches = [search for search in self.searches if not search.context & nodes]
+            self.on_trial = [fault for fault in self.on_trial if not fault.nodes & nodes]
+        else:
+            half = max(len(members) // 2, self.settings.min_group)
+            self._to_split += [mask(members[:half]), mask(members[-half:])]
+
+    def _rows(self) -> Rows:
+        return self.record.without(self.found)
+
+    def _rates(self) -> Rates:
+        return self.rates.learned(self._shown)
+
+    def _try(self) -> None:
+        """Put on trial what searches ended in."""
+        for search in list(self.searches):
+            fault = search.ready(self.settings.min_group)
+            if fault is not None and fault not in self.found:
+                self.searches.remove(search)
+                if fault not in self.on_trial:
+                    self.on_trial.append(fault)
+
+    def _cover(self) -> None:
+        """Every failure must have an explanation: found, on trial, or being searched."""
+        self._drop_needless()
+        rows = self.record.without([*self.found, *self.on_trial])
+        for group, _, failed in rows:
+            if failed and not any(search.context & group for search in self.searches):
+                context = group & ~self._gone()
+                for fault in self.found:
+                    if not fault.pair:
+                        context &= ~fault.nodes
+                if context:
+                    self.searches.append(Search(context, self.record, self._rates()))
+        self._try()
+
+    def _drop_needless(self) -> None:
+        """A link is no longer on trial once one of its ends is bad by itself."""
+        nodes = 0
+        for fault in (*self.found, *self.on_trial):
+            nodes |= 0 if fault.pair else fault.nodes
+        self.on_trial = [fault for fault in self.on_trial if not (fault.pair and fault.nodes & nodes)]
+
+    def _accuse(self) -> None:
+        for fault in list(self.on_trial):
+            others = [other for other in self.on_trial if other is not fault]
+            if self.proven(fault, others):
+                self.on_trial.remove(fault)
+                self._shown.append(rate_of(self._rows(), fault, self.rates))
+                self.found.append(fault)
+                self._cover()
+
+    def proven(self, fault: Fault, others: Sequence[Fault]) -> bool:
+        """Whether tests show this fault, and nothing else could explain them as well."""
+        rows = self._rows()
+        need = -math.log(1 - self.settings.confidence)
+        if not any(row[1] for row in rows if not row[0] & fault.nodes):
+            return False  # no control without it has passed
+        prior = log_prior(fault, self.settings.size, LINK)
+        if evidence(rows, fault, others, self.rates, prior) < need:
+            return False
+        if fault.pair:
+            return self._ends_to_test(fault, rows, list(self.found)) is None
+        return self._alone(fault, rows, others, need)
+
+    def _alone(self, fault: Fault, rows: Rows, others: Sequence[Fault], need: float) -> bool:
+        """No other node explains the failures: where a test needs company, that of each other test is another one."""
+        shared = self._everything() & ~fault.nodes
+        for group, _, failed in rows:
+            if failed and fault.nodes & group and not any(o.nodes & group == o.nodes for o in others):
+                shared &= group
+        _, own = fit(rows, (*others, fault), self.rates)
+        return all(own - fit(rows, (*others, Fault(1 << node)), self.rates)[1] >= need for node in bits(shared))
+
+    # -- when it is over -------------------------------------------------------------------------------------------------
+
+    def assumed_rate(self) -> float:
+        """The lowest rate at which another fault would be seen: as asked for, or as those found show, or a tenth."""
+        if self.settings.rate is not None:
+            return self.settings.rate
+        if not self._shown:
+            return UNKNOWN_RATE
+        lowest = 1.0
+        for shown in self._shown:
+            below = 0.0
+            for rate, chance in sorted(zip(self.rates.values, shown, strict=True)):
+                below += chance
+                if below > _LEAST_RATE:
+                    lowest = min(lowest, rate)
+                    break
+        return lowest
+
+    def _unseen(self, nodes: int) -> float:
+        """Logarithm of the ratio for one more bad node, at the assumed rate, for the node tested least."""
+        rate = self.assumed_rate()
+        quiet = log_pass(rate)
+        hidden = []
+        for group, (_, failed) in self.record.groups.items():
+            known = [i for i, fault in enumerate(self.found) if fault.nodes & group == fault.nodes]
+            if failed and known:
+                passing = 0.0
+                for i in known:
+                    passing += log_pass(sum(r * p for r, p in zip(self.rates.values, self._shown[i], strict=True)))
+                more = math.expm1(passing + quiet) / math.expm1(passing)
+                hidden.append((group, failed * math.log(max(1.0, more))))
+        worst = NEVER
+        for node in bits(nodes):
+            value = self.record.passes[node] * quiet
+            value += sum(gain for group, gain in hidden if group >> node & 1)
+            worst = max(worst, value)
+        return worst
+
+    def _look(self) -> None:
+        """Whether it is over."""
+        if self.settings.max_tests is not None and self.tests >= self.settings.max_tests:
+            self.why = "tests"
+        elif self.settings.max_bad is not None and len(self.found) >= self.settings.max_bad:
+            self.why = "found"
+        elif (self.on_trial or self.searches) and self._means_nothing():
+            passed = any(row[1] for row in self.record.without([]))
+            self.why = "by itself" if passed else "never passes"
+        elif not self.searches and not self.on_trial and not self._to_split and not self._first:
+            rest = self._everything() & ~self._gone()
+            for fault in self.found:
+                rest &= ~fault.nodes if not fault.pair else rest
+            if rest and self._unseen(rest) <= math.log(1 - self.settings.confidence) + 1e-9:
+                self.why = "enough"
+
+    def _means_nothing(self) -> bool:
+        faults = list(self.on_trial)
+        rows = self._rows()
+        priors = sum(log_prior(fault, self.settings.size, LINK) for fault in faults)
+        for search in self.searches:
+            # It may be any of the context, and the likeliest stands for all of them.
+            node = Fault(search.likeliest())
+            if node not in faults:
+                faults.append(node)
+                priors += log_prior(node, self.settings.size, LINK) + math.log(search.context.bit_count())
+        covered = [row for row in rows if not row[2] or any(fault.nodes & row[0] == fault.nodes for fault in faults)]
+        # A failure that nobody explains yet is taken to have an explanation as good as those at hand.
+        return len(faults) > 0 and fails_by_itself(covered, faults, self.rates, priors)
