@@ -71,7 +71,7 @@ def this_device(rank: int, torch_device: torch.device, node: str, slot: int | No
 def kind_of(torch_device: torch.device) -> dict[str, str]:
     """What must be equal for equal answers, under the settings that hold now. Changes none of them: a job may be training."""
     model = str(facts_of_rank(0, torch_device)["model"])
-    kind = {"device": model, "suites": str(SUITE_VERSION), **_software(), **_settings(torch_device)}
+    kind = {"device": model, "suites": str(SUITE_VERSION), **_software(), "settings": settings_of(torch_device)}
     kind |= _gpu(torch_device) if torch_device.type == "cuda" else _processor()
     return dict(sorted(kind.items()))
 
@@ -103,8 +103,8 @@ def _software() -> dict[str, str]:
     return found
 
 
-def _settings(device: torch.device) -> dict[str, str]:
-    """As they are in a scan."""
+def settings_of(device: torch.device) -> str:
+    """What the process has set that changes bits, as it is now, in one line."""
     said = ", ".join(f"{name} {value}" for name, value in process_settings(device).items())
     # There is no way to ask torch for it: 2^-1074 is the smallest subnormal number.
     kept = torch.tensor([2.0**-1074], dtype=torch.float64, device="cpu").mul(1.0).item() != 0
@@ -112,7 +112,7 @@ def _settings(device: torch.device) -> dict[str, str]:
         cuda = torch.backends.cuda.matmul
         reduced = (cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction)
         said += f", reduced precision {reduced}, BLAS {torch.backends.cuda.preferred_blas_library()}"
-    return {"settings": said if kept else f"{said}, subnormal numbers flushed"}
+    return said if kept else f"{said}, subnormal numbers flushed"
 
 
 def _gpu(device: torch.device) -> dict[str, str]:

@@ -93,7 +93,7 @@ def _strided(operands: Operands) -> Compute:
 def _host_copy(operands: Operands) -> Compute:
     """From the host's memory to the device and back, by pages and, where there is a GPU, by pinned memory."""
     (size,) = operands.shape
-    content = operands.keep_on_host(operands.drawn_integers((size,), *_ANY_WORD).to(operands.dtype))
+    content = operands.host_integers((size,), *_ANY_WORD, operands.dtype)
     device = operands.device
 
     def compute() -> list[Tensor]:

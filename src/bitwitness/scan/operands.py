@@ -9,6 +9,7 @@ which operands show a fault depends on their bits (AEGIS, SDCHunter).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,8 +22,8 @@ from bitwitness.scan.items import SUITE_VERSION, Item
 Compute = Callable[[], list[Tensor]]
 """Computes the outputs of an item: new tensors each time, the same bits each time."""
 
-PERIOD = 1_048_573
-"""The most numbers that are drawn for one operand; a longer one repeats them. The largest prime below 2^20, so that no two rows of
+PERIOD = 262_139
+"""The most numbers that are drawn for one operand; a longer one repeats them. The largest prime below 2^18, so that no two rows of
 a matrix are alike; drawing more would take longer than the operation."""
 
 _EXPONENTS = 8
@@ -95,42 +96,25 @@ class Operands:
         """Numbers of any sign, not larger than `scale`; for integers not larger than 100 times that, nor than the dtype holds."""
         dtype = dtype or self.dtype
         if not dtype.is_floating_point:
-            limits = torch.iinfo(dtype)
-            most = min(limits.max - 1, int(100 * scale))
-            return self.integers(shape, max(limits.min, -most), most + 1, dtype)
-        return self.keep(self.drawn_values(shape).mul_(scale).to(dtype))
+            return self._spread(shape, self._whole(shape, scale, dtype))
+        return self._spread(shape, self._floats(shape).mul_(scale).to(dtype))
 
-    def away_from_zero(self, shape: tuple[int, ...], scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    def away_from_zero(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """As `values`, but none nearer to zero than half of `scale`, and none that is zero: to divide by."""
-        dtype = dtype or self.dtype
-        if not dtype.is_floating_point:
-            drawn = self.values(shape, scale, dtype)
-            return self._replace(drawn, torch.where(drawn == 0, 3, drawn))
-        drawn = self.drawn_values(shape)
-        return self.keep(drawn.abs().add_(1).mul_(0.5 * scale).copysign_(drawn).to(dtype))
+        if not self.dtype.is_floating_point:
+            drawn = self._whole(shape, scale, self.dtype)
+            return self._spread(shape, torch.where(drawn == 0, 3, drawn))
+        drawn = self._floats(shape)
+        return self._spread(shape, drawn.abs().add_(1).mul_(0.5 * scale).copysign_(drawn).to(self.dtype))
 
-    def positive(self, shape: tuple[int, ...], scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+    def positive(self, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """Numbers in (0, scale], spread over powers of two."""
-        drawn = self.drawn_values(shape)
-        return self.keep(
-            drawn.abs().add_(2.0**-_EXPONENTS).mul_(scale / (1 + 2.0**-_EXPONENTS)).to(dtype or self.dtype)
-        )
+        drawn = self._floats(shape).abs().add_(2.0**-_EXPONENTS)
+        return self._spread(shape, drawn.mul_(scale / (1 + 2.0**-_EXPONENTS)).to(self.dtype))
 
     def integers(self, shape: tuple[int, ...], low: int, high: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Whole numbers in [low, high)."""
-        return self.keep(self.drawn_integers(shape, low, high).to(dtype))
-
-    def drawn_integers(self, shape: tuple[int, ...], low: int, high: int) -> Tensor:
-        """The same, int64, on the host and not remembered."""
-
-        def draw(count: int) -> Tensor:
-            return torch.randint(low, high, (count,), generator=self.generator, dtype=torch.int64, device="cpu")
-
-        return self._repeated(shape, draw)
-
-    def drawn_values(self, shape: tuple[int, ...]) -> Tensor:
-        """Numbers within ±1, float64, on the host and not remembered."""
-        return self._repeated(shape, self._floats)
+        return self._spread(shape, self._integers(shape, low, high).to(dtype))
 
     def permutation(self, count: int) -> Tensor:
         """The numbers below `count` in any order."""
@@ -138,8 +122,16 @@ class Operands:
 
     def mask(self, shape: tuple[int, ...], keep: float) -> Tensor:
         """What dropout multiplies by: 1/keep with the probability `keep`, else 0; float32."""
-        kept = self.drawn_integers(shape, 0, 1 << 20) < int(keep * (1 << 20))
-        return self.keep(kept.to(torch.float32).div_(keep))
+        kept = self._integers(shape, 0, 1 << 20) < int(keep * (1 << 20))
+        return self._spread(shape, kept.to(torch.float32).div_(keep))
+
+    def host_values(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Numbers within ±1, left on the host."""
+        return self._kept(_repeated(self._floats(shape).to(dtype), shape))
+
+    def host_integers(self, shape: tuple[int, ...], low: int, high: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Whole numbers in [low, high), left on the host."""
+        return self._kept(_repeated(self._integers(shape, low, high).to(dtype), shape))
 
     def keep(self, drawn: Tensor) -> Tensor:
         """On the item's device, and remembered.
@@ -147,12 +139,7 @@ class Operands:
         Raises:
             Unsupported: the device has no such dtype.
         """
-        return self.keep_on_host(self.put(drawn))
-
-    def keep_on_host(self, drawn: Tensor) -> Tensor:
-        """Remembered where it is."""
-        self.kept.append(drawn)
-        return drawn
+        return self._kept(self.put(drawn))
 
     def put(self, drawn: Tensor) -> Tensor:
         """On the item's device, and not remembered.
@@ -165,24 +152,36 @@ class Operands:
         except TypeError as error:  # e.g. no float64 on MPS
             raise Unsupported(f"{self.item.id} on {self.device}: {error}") from error
 
-    def _replace(self, drawn: Tensor, other: Tensor) -> Tensor:
-        self.kept[-1] = other
-        return other
+    def _spread(self, shape: tuple[int, ...], block: Tensor) -> Tensor:
+        """On the device, where what was drawn is repeated: copying it all would take longer than the operation."""
+        return self._kept(_repeated(self.put(block), shape))
 
-    def _floats(self, count: int) -> Tensor:
-        """Within ±1, as float64: 53 random bits of mantissa and one of eight exponents."""
+    def _kept(self, operand: Tensor) -> Tensor:
+        self.kept.append(operand)
+        return operand
+
+    def _whole(self, shape: tuple[int, ...], scale: float, dtype: torch.dtype) -> Tensor:
+        limits = torch.iinfo(dtype)
+        most = min(limits.max - 1, int(100 * scale))
+        return self._integers(shape, max(limits.min, -most), most + 1).to(dtype)
+
+    def _integers(self, shape: tuple[int, ...], low: int, high: int) -> Tensor:
+        count = min(math.prod(shape), PERIOD)
+        return torch.randint(low, high, (count,), generator=self.generator, dtype=torch.int64, device="cpu")
+
+    def _floats(self, shape: tuple[int, ...]) -> Tensor:
+        """Within ±1, as float64: a random sign, 53 random bits below it, and one of eight exponents."""
+        count = min(math.prod(shape), PERIOD)
         drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=self.generator)
         exponents = drawn & (_EXPONENTS - 1)
         # Shifts, because a power computed by the processor's library need not be exact.
         powers = (1 << (_EXPONENTS - 1 - exponents)).to(torch.float64).mul_(2.0 ** (1 - _EXPONENTS))
-        mantissas = ((drawn >> 3) & ((1 << 53) - 1)) - (1 << 52)
-        return mantissas.to(torch.float64).mul_(2.0**-52).mul_(powers)
+        mantissas = ((drawn >> 3) & ((1 << 54) - 1)) - (1 << 53)
+        return mantissas.to(torch.float64).mul_(2.0**-53).mul_(powers)
 
-    def _repeated(self, shape: tuple[int, ...], draw: Callable[[int], Tensor]) -> Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        block = draw(min(count, PERIOD))
-        if count > PERIOD:
-            block = block.repeat(-(-count // PERIOD))[:count].clone()
-        return block.view(shape)
+
+def _repeated(block: Tensor, shape: tuple[int, ...]) -> Tensor:
+    count = math.prod(shape)
+    if count > block.numel():
+        block = block.repeat(-(-count // block.numel()))[:count].clone()
+    return block.view(shape)

@@ -24,6 +24,7 @@ MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 _VOCABULARY = 128
 _HEADS = 4
+"""At least; wide models have one for each 64 of their width."""
 _CLASSES = 16
 _KEEP = 0.9
 
@@ -32,8 +33,8 @@ def _transformer(operands: Operands) -> Compute:
     """`[batch, length, width, blocks, steps]`: causal attention, GELU, dropout, a tied head; clipping and AdamW."""
     batch, length, width, blocks, steps = operands.shape
     weights = _transformer_weights(operands, length, width, blocks)
-    tokens = operands.keep_on_host(operands.drawn_integers((steps, batch, length + 1), 0, _VOCABULARY))
-    masks = operands.mask((steps, 2 * blocks + 1, batch, length, width), _KEEP)
+    tokens = operands.host_integers((steps, batch, length + 1), 0, _VOCABULARY)
+    masks = operands.mask((steps, 2 * blocks + 1, length, width), _KEEP)
 
     def loss(weights: Weights, step: int) -> Tensor:
         tokens_here = tokens[step].to(operands.device)
@@ -82,7 +83,8 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 def _attention(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     batch, length, width = x.shape
     qkv = F.linear(_norm(x, weights["norm1"]), weights["qkv"])
-    query, key, value = qkv.view(batch, length, 3, _HEADS, width // _HEADS).permute(2, 0, 3, 1, 4)
+    heads = max(_HEADS, width // 64)
+    query, key, value = qkv.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return F.linear(mixed.transpose(1, 2).reshape(batch, length, width), weights["out"])
 
@@ -104,8 +106,8 @@ def _convnet(operands: Operands) -> Compute:
     for name, count in (("first", channels), ("second", channels), ("third", 2 * channels)):
         weights[f"{name}.scale"] = operands.values((count,), 0.1, torch.float32).add_(1)
         weights[f"{name}.shift"] = drawn(count)
-    images = operands.keep_on_host(operands.drawn_values((steps, batch, 3, side, side)).to(torch.float32))
-    labels = operands.keep_on_host(operands.drawn_integers((steps, batch), 0, _CLASSES))
+    images = operands.host_values((steps, batch, 3, side, side), torch.float32)
+    labels = operands.host_integers((steps, batch), 0, _CLASSES)
 
     def loss(weights: Weights, step: int) -> Tensor:
         x = images[step].to(operands.device)

@@ -37,6 +37,7 @@ _NO_KERNEL = (
     "does not have a deterministic implementation",
     "is only supported",
     "not supported on",
+    "only Tensors of floating point",
 )
 """What torch says where there is no kernel. An error of any other kind is the device's, and is raised as it is."""
 
