@@ -231,6 +231,20 @@ def test_a_journal_that_cannot_be_written_is_an_error_of_the_slice(
         played.train(slices, 100, 0.1)
 
 
+def test_a_job_that_changes_its_settings_is_compared_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone may do so, for an evaluation: its answers would differ from those of all others."""
+    played = Played(tmp_path)
+    slices = played.slices(monkeypatch)
+    played.train(slices, 100, 0.1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        with pytest.raises(RuntimeError, match=f"changed its settings since slices began, .*threads {before + 1}"):
+            played.train(slices, 100, 0.1)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_version_of_the_suites_is_refused(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(rank=0, device=CPU, start_id="a")
     with pytest.raises(ConfigurationError, match="version 99"):

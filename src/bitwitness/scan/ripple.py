@@ -96,7 +96,7 @@ class Slices:
         self._began = self._written = clock()
         self._spent = self._told = self._writing = 0.0
         self._wrong: list[Item] = []
-        self._kind = ""
+        self._kind = self._settings = ""
 
     @property
     def spent(self) -> float:
@@ -108,11 +108,12 @@ class Slices:
 
         Raises:
             RunFilesError: answers cannot be written.
+            RuntimeError: the job has changed settings that change bits since slices began.
         """
         if self._now() >= self._request.until:
             return False
         number = self._request.slice_after(step)
-        if number is None or self._left() < self._longest:
+        if number is None or self._left() < self._longest or self._is_capturing():
             return True
         began = self._clock()
         try:
@@ -125,6 +126,7 @@ class Slices:
                     self._look_what_is_wrong()
             else:
                 with undisturbed(self._job.device):
+                    self._check_settings()
                     self._slice(number, began)
         finally:
             self._spent += self._clock() - began
@@ -150,6 +152,18 @@ class Slices:
     def _left(self) -> float:
         """Seconds that the budget has left now."""
         return self._request.budget * (self._clock() - self._began) - self._spent
+
+    def _is_capturing(self) -> bool:
+        """Whether what is asked of the device now becomes a part of a graph that the job runs later."""
+        return self._job.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _check_settings(self) -> None:
+        """Another setting means other right answers: a job that changes one on some ranks only must have none of them accused."""
+        now = devices.settings_of(self._job.device)
+        if now != self._settings:
+            raise RuntimeError(
+                f"the job has changed its settings since slices began, from {self._settings!r} to {now!r}"
+            )
 
     def _slice(self, number: int, began: float) -> None:
         if self._job.device.type == "cuda":
@@ -199,6 +213,7 @@ class Slices:
         job = self._job
         with undisturbed(job.device):
             kind = devices.kind_of(job.device)
+            self._settings = kind["settings"]
         self._answers.create()
         place = job.topology.placements[job.rank]
         device = Device(job.rank, place.node, place.device, kind, os.getpid())
