@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwitness.runfiles.answers import Device
-from bitwitness.scan.linking import judge_collectives, judge_links
+from bitwitness.scan.linking import judge_collectives, judge_links, received_right
 from bitwitness.scan.results import LinkResult
 from bitwitness.scan.tournament import EVERY_PAIR, expected, rounds
 
@@ -102,6 +102,14 @@ def test_two_ranks_alone_cannot_tell_a_place() -> None:
     links, failed = judged(2, {(0, 1): 60, (1, 0): 60})
     assert (links[0, 1].standing, failed) == ("not judged", {})
     assert "no third rank" in links[0, 1].reason
+
+
+def test_only_who_received_all_right_from_all_has_received_all_right() -> None:
+    made = [*records(4, {(2, 1): 1}), {"kind": "no-link", "rank": 0, "peer": -1, "why": "over"}]
+    assert received_right(devices(4), made, judge_links(devices(4), made)[0]) == {0: 180, 3: 180}
+    assert received_right(devices(4), [], judge_links(devices(4), [])[0]) == {}
+    made = records(4, {}, missing=[(2, 1)])
+    assert received_right(devices(4), made, judge_links(devices(4), made)[0]) == {0: 180, 3: 180}
 
 
 # One rank ------------------------------------------------------------------------------------------------------------

@@ -207,11 +207,13 @@ def next_steps(record: Record, path: Path) -> list[str]:
     command = this_command()
     failed = [one for one in record["devices"] if one["standing"] == "fail"]
     if record.get("drill"):
-        found = (
-            f"the drill was found on rank {', '.join(str(one['rank']) for one in failed)}"
-            if failed
-            else "the drill was not found"
-        )
+        places = [f"rank {one['rank']}" for one in failed]
+        places += [
+            f"the link of ranks {one['ranks'][0]} and {one['ranks'][1]}"
+            for one in record["links"]
+            if one["standing"] == "fail"
+        ]
+        found = f"the drill was found on {', '.join(places)}" if places else "the drill was not found"
         return [f"{found}: nothing is to be done. Take no device out because of it"]
     steps: list[str] = []
     for one in failed[:_MOST_NODES]:

@@ -21,8 +21,8 @@ from bitwitness.scan.exiting import Drill
 from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile, explain
 from bitwitness.scan.items import Item
-from bitwitness.scan.judging import judge
-from bitwitness.scan.linking import judge_collectives, judge_links
+from bitwitness.scan.judging import bound, judge
+from bitwitness.scan.linking import judge_collectives, judge_links, received_right
 from bitwitness.scan.results import DeviceResult, Judgement, Voice
 from bitwitness.scan.settings import Settings
 
@@ -117,6 +117,8 @@ def conclude(
     judged = replace(judged, devices=tuple(_with_errors(one, records, skipped) for one in judged.devices))
     if "comm" in settings.suites and settings.world > 1:
         judged = _with_links(judged, sheets, records, running=running)
+        if settings.suites == ("comm",):
+            judged = _by_transfers(judged, sheets, records)
     judged = _with_the_missing(judged, settings, ended_as, running=running)
     return Conclusion(
         judgement=replace(judged, voices=tuple(voices)),
@@ -173,6 +175,23 @@ def _with_links(judged: Judgement, sheets: Sequence[Sheet], records: Records, *,
             results.append(one)
     unjudged = (*judged.unjudged, *judge_collectives(devices, everything))
     return replace(judged, devices=tuple(results), links=links, unjudged=unjudged)
+
+
+def _by_transfers(judged: Judgement, sheets: Sequence[Sheet], records: Records) -> Judgement:
+    """Where nothing but transfers was asked for, they judge devices: who received all right, from and with all, has passed."""
+    ended = {sheet.device.rank for sheet in sheets if sheet.ended == "done" and not sheet.answers}
+    everything = [record for found in records.values() for record in found]
+    right = received_right([sheet.device for sheet in sheets], everything, judged.links)
+    results = []
+    for one in judged.devices:
+        count = right.get(one.rank, 0)
+        if one.standing == "not judged" and one.rank in ended and count:
+            limit = bound(count, judged.confidence)
+            said = f"{count} transfers received right: their error rate is below {limit:.2g} ({judged.confidence:.0%})"
+            results.append(replace(one, standing="pass", reason=said, calls=count, bound=limit))
+        else:
+            results.append(one)
+    return replace(judged, devices=tuple(results))
 
 
 def _with_the_missing(

@@ -61,6 +61,24 @@ def judge_collectives(devices: Sequence[Device], records: Iterable[Mapping[str, 
     )
 
 
+def received_right(
+    devices: Sequence[Device], records: Iterable[Mapping[str, Any]], links: Iterable[LinkResult]
+) -> dict[int, int]:
+    """By rank, how many transfers it received, if all were right and each of its pairs is a plain pass.
+
+    Args:
+        devices: as for `judge_links`.
+        records: likewise.
+        links: what that concluded.
+    """
+    seen = _Seen.of(devices, records)
+    open_ends = {rank for link in links for rank in link.ranks}
+    counts: Counter[int] = Counter()
+    for (_, receiver), right in seen.right.items():
+        counts[receiver] += right
+    return {rank: count for rank, count in sorted(counts.items()) if count and rank not in open_ends}
+
+
 # What was received ---------------------------------------------------------------------------------------------------
 
 
