@@ -187,7 +187,8 @@ class Computes:
     def step_ended(self, step: int) -> bool:
         if self.error is not None:
             raise self.error
-        self.steps.append(step)
+        if step >= 0:
+            self.steps.append(step)
         return True
 
     def close(self, why: str) -> None:
@@ -201,7 +202,7 @@ class Computes:
         return Between(SimpleNamespace(device=None), run_dir, self.event, lambda: self.now)  # type: ignore[arg-type]
 
     def look(self, one: Between) -> None:
-        """Let the time pass after which one looks again, and the look come to its end."""
+        """Let the time pass after which one looks again, and the look come to its end; in this step or the next it is heeded."""
         self.now += LOOK_SECONDS
         one.step_ended(-1)
         if one._looking is not None:
@@ -244,7 +245,7 @@ def test_the_newest_request_wins_and_one_that_is_withdrawn_ends(tmp_path: Path, 
     one.step_ended(4)
     one.step_ended(5)
     assert (computes.begun, computes.closed) == ([REQUEST.id, "another"], ["done", "done"])
-    assert computes.steps == [0, -1, 2, -1]
+    assert computes.steps == [0, 2]
     assert [record["state"] for record in computes.events] == ["begun", "ended"] * 2
 
 
