@@ -79,7 +79,7 @@ class Lab:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
     monkeypatch.setattr(working, "prepare", made.prepare)
-    monkeypatch.setattr(working.suites, "items", lambda suites, kind: ITEMS)
+    monkeypatch.setattr("bitwitness.scan.suites.items", lambda suites, kind: ITEMS)
     monkeypatch.setattr(working, "_BATCH", 0.0)
     monkeypatch.setattr(working, "_RECORDED", 0.0)
     return made
