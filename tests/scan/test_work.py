@@ -119,6 +119,14 @@ def test_a_digest_tells_order_shape_and_dtype() -> None:
     assert len({work.digest(outputs) for outputs in found}) == len(found)
 
 
+def test_digests_of_many_calls_are_those_of_each(answers: dict[str, str]) -> None:
+    with work.settled(CPU):
+        calls = [work.prepare(item, CPU)() for item in ONE_OF_EACH_OPERATION]
+        assert work.digests([*calls, []]) == [*(answers[item.id] for item in ONE_OF_EACH_OPERATION), work.digest([])]
+    assert work.digests([]) == []
+    assert work.digests([[], []]) == [work.digest([])] * 2
+
+
 # Operands -----------------------------------------------------------------------------------------------------------------
 
 

@@ -55,8 +55,8 @@ class _Sizes:
 
 
 _CPU = _Sizes(
-    numbers=8192,
-    moved=8192,
+    numbers=16384,
+    moved=16384,
     products=((96, 96, 96), (16, 512, 64)),
     odd_product=(67, 131, 41),
     stack=(8, 33, 32, 17),
@@ -64,7 +64,7 @@ _CPU = _Sizes(
     table=(64, 200),
     batch=(4, 16, 12, 12),
     images=(2, 8, 12, 16, 3),
-    words=8192,
+    words=16384,
     transformer=((2, 32, 64, 2, 2), (3, 24, 48, 1, 3)),
     convnet=((4, 16, 16, 2),),
     mix=(96, 5),
