@@ -129,18 +129,35 @@ class Record:
 Rows = Sequence[tuple[int, int, int]]
 
 
-def log_likelihood(rows: Rows, faults: Sequence[tuple[Fault, float]], by_itself: float = 0.0) -> float:
-    """Logarithm of the probability of these tests if just these faults, with these rates, are there.
+def summed(rows: Rows, faults: Sequence[Fault]) -> Rows:
+    """The tests by which of these faults they held (bit i: the i-th): all that their likelihood depends on."""
+    known = [(1 << i, fault.nodes) for i, fault in enumerate(faults)]
+    counts: dict[int, tuple[int, int]] = {}
+    for group, passed, failed in rows:
+        held = 0
+        for bit, nodes in known:
+            if nodes & group == nodes:
+                held |= bit
+        before = counts.get(held, (0, 0))
+        counts[held] = (before[0] + passed, before[1] + failed)
+    return [(held, passed, failed) for held, (passed, failed) in counts.items()]
+
+
+def log_likelihood(held: Rows, rates: Sequence[float], by_itself: float = 0.0) -> float:
+    """Logarithm of the probability of tests, `summed` up, if just these faults, with these rates, are there.
 
     `by_itself`: and the workload fails at this rate whatever the group.
     """
     total, base = 0.0, log_pass(by_itself) if by_itself else 0.0
-    known = [(fault.nodes, log_pass(rate)) for fault, rate in faults]
-    for group, passed, failed in rows:
+    values = [log_pass(rate) for rate in rates]
+    for inside, passed, failed in held:
         quiet = base
-        for nodes, value in known:
-            if nodes & group == nodes:
-                quiet += value
+        place = 0
+        while inside:
+            if inside & 1:
+                quiet += values[place]
+            inside >>= 1
+            place += 1
         if failed:
             if quiet == 0.0:
                 return NEVER

@@ -28,7 +28,7 @@ from bitwitness.scan.groups.model import (
     rate_of,
 )
 from bitwitness.scan.groups.narrowing import LINK, Search
-from bitwitness.scan.groups.weighing import evidence, fails_by_itself, fit, log_prior
+from bitwitness.scan.groups.weighing import evidence, evidence_of_all, fails_by_itself, fit, log_prior
 
 UNKNOWN_RATE = 0.1
 """The lowest rate at which a set in which nothing failed is said to be free of faults, unless another is asked for."""
@@ -295,18 +295,33 @@ class Planner:
         self.on_trial = [fault for fault in self.on_trial if not (fault.pair and fault.nodes & nodes)]
 
     def _accuse(self) -> None:
-        for fault in list(self.on_trial):
-            others = [other for other in self.on_trial if other is not fault]
-            if self.proven(fault, others):
+        shown = self._proven()
+        while shown:
+            rows = self._rows()
+            for fault in shown:
                 self.on_trial.remove(fault)
-                self._shown.append(rate_of(self._rows(), fault, self.rates))
+                self._shown.append(rate_of(rows, fault, self.rates))
                 self.found.append(fault)
-                self._cover()
+            self._cover()
+            shown = self._proven()
 
-    def proven(self, fault: Fault, others: Sequence[Fault]) -> bool:
+    def _proven(self) -> list[Fault]:
+        """Those on trial who are shown to be bad: together against chance, and each given the others."""
+        if not self.on_trial:
+            return []
+        priors = sum(log_prior(fault, self.settings.size, LINK) for fault in self.on_trial)
+        if evidence_of_all(self._rows(), self.on_trial, self.rates, priors) < self._need():
+            return []
+        trial = self.on_trial
+        return [fault for fault in trial if self._shown_bad(fault, [other for other in trial if other is not fault])]
+
+    def _need(self) -> float:
+        return -math.log(1 - self.settings.confidence)
+
+    def _shown_bad(self, fault: Fault, others: Sequence[Fault]) -> bool:
         """Whether tests show this fault, and nothing else could explain them as well."""
         rows = self._rows()
-        need = -math.log(1 - self.settings.confidence)
+        need = self._need()
         if not any(row[1] for row in rows if not row[0] & fault.nodes):
             return False  # no control without it has passed
         prior = log_prior(fault, self.settings.size, LINK)

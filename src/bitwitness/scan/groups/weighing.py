@@ -20,6 +20,7 @@ from bitwitness.scan.groups.model import (
     log_by_itself,
     log_likelihood,
     log_sum,
+    summed,
 )
 
 BY_ITSELF = 0.05
@@ -53,8 +54,9 @@ def fit(rows: Rows, faults: Sequence[Fault], rates: Rates) -> tuple[list[float],
     For one fault the rates are added up, which is what the inequality asks for; for several the best is taken, and less
     evidence is claimed than there is.
     """
+    held = summed(rows, faults)
     if not faults:
-        return [], log_likelihood(rows, ())
+        return [], log_likelihood(held, ())
     best = [rates.values[0]] * len(faults)
     logs: list[float] = []
     for _ in range(1 if len(faults) == 1 else 3):
@@ -62,7 +64,7 @@ def fit(rows: Rows, faults: Sequence[Fault], rates: Rates) -> tuple[list[float],
             logs = []
             for rate in rates.values:
                 trial = [*best[:i], rate, *best[i + 1 :]]
-                value = log_likelihood(rows, list(zip(faults, trial, strict=True)))
+                value = log_likelihood(held, trial)
                 logs.append(value + log_rates(trial, rates))
             best[i] = rates.values[max(range(len(logs)), key=logs.__getitem__)]
     return best, log_sum(logs)
@@ -75,14 +77,21 @@ def evidence(rows: Rows, fault: Fault, others: Sequence[Fault], rates: Rates, pr
         return NEVER
     if not others:
         return prior + with_it - log_by_itself(rows)
-    known = list(zip(others, best[:-1], strict=True))
-    instead = max(log_likelihood(rows, known, chance) for chance in (*_GRID, 1e-4, 1e-5))
+    held = summed(rows, others)
+    instead = max(log_likelihood(held, best[:-1], chance) for chance in (*_GRID, 1e-4, 1e-5))
     return prior + with_it - instead - log_rates(best[:-1], rates)
+
+
+def evidence_of_all(rows: Rows, faults: Sequence[Fault], rates: Rates, priors: float) -> float:
+    """The same for all of these faults at once, in whatever order they came up, over a workload that fails by itself."""
+    _, with_them = fit(rows, faults, rates)
+    return with_them + priors + math.lgamma(len(faults) + 1) - log_by_itself(rows) if with_them > NEVER else NEVER
 
 
 def fails_by_itself(rows: Rows, faults: Sequence[Fault], rates: Rates, priors: float) -> bool:
     """Whether a workload that fails by itself is what explains these tests, and no faults that could."""
     _, with_them = fit(rows, faults, rates)
-    instead = log_sum([log_likelihood(rows, (), chance) for chance in _GRID]) - math.log(len(_GRID))
+    held = summed(rows, ())
+    instead = log_sum([log_likelihood(held, (), chance) for chance in _GRID]) - math.log(len(_GRID))
     in_any_order = math.lgamma(len(faults) + 1)
     return math.log(BY_ITSELF) + instead - priors - in_any_order - with_them > _SURE
