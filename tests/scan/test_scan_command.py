@@ -104,7 +104,7 @@ def test_it_is_shown_from_its_files_with_what_to_do(struck: tuple[AnswerFiles, S
         "a drill (rank=2 p=0.2)",
         "evidence:",
         "xor",
-        "just what was made faulty",
+        "the drill was found on rank 2, and nothing else",
     ):
         assert words in " ".join(shown.stdout.split())
     record = json.loads(scan("show", str(struck[0].path), "--json").stdout)
@@ -151,7 +151,7 @@ def test_interrupted_it_judges_what_there_is(tmp_path: Path, number: int, code: 
     record = json.loads(text)
     assert record["interrupted"]
     assert record["standing"] in ("pass", "not judged")
-    assert record == json.loads(AnswerFiles(out).result.read_text()) | record
+    assert {"schema": 1, **record} == json.loads(AnswerFiles(out).result.read_text())
     assert gone(pids)
 
 
@@ -173,6 +173,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         (["--devices", "2", "--vendor", "acme"], {}, "dcgm"),
         (["--devices", "2", "--out", "/proc/nowhere"], {}, "/proc/nowhere"),
         (["--devices", "2"], TORCHRUN, "without torchrun"),
+        (["--devices", "2", "--cpu"], {}, "for torchrun"),
         ([], TORCHRUN, "--out DIR"),
         ([], TORCHRUN | {"RANK": "2"}, "RANK 2"),
         (["--stop"], {}, "--ripple"),

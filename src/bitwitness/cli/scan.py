@@ -41,6 +41,7 @@ def _suites(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Sui
     type=click.IntRange(1, 1024),
     help="Try it without GPUs: so many processes of this machine stand for devices.",
 )
+@click.option("--cpu", is_flag=True, help="Under torchrun: judge processors where there is no GPU.")
 @click.option("--ranks-per-node", type=click.IntRange(1), default=1, help="With --devices: so many share a node.")
 @click.option("--out", type=GIVEN_PATH, help="New or empty directory, shared by all nodes. Default: scans/TIME-ID.")
 @click.option("--golden", type=GIVEN_PATH, help="Signed file of answers that are known to be right.")

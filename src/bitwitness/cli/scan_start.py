@@ -65,6 +65,7 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
         seed=seed,
         drills=drills,
         played=played,
+        processors=options["cpu"],
         ranks_per_node=options["ranks_per_node"],
         confidence=options["confidence"],
         job=among.job if among is not None else "",
@@ -100,6 +101,10 @@ def _check(options: Options, among: Torchrun | None) -> golden.GoldenFile | None
     if among is not None and options["devices"] is not None:
         raise ConfigurationError(
             "--devices is for one machine without torchrun: torchrun says how many ranks there are"
+        )
+    if among is None and options["cpu"]:
+        raise ConfigurationError(
+            "--cpu is for torchrun; without it give --devices N: so many processes stand for devices"
         )
     if among is not None and options["out"] is None:
         raise ConfigurationError(

@@ -213,8 +213,13 @@ def next_steps(record: Record, path: Path) -> list[str]:
             for one in record["links"]
             if one["standing"] == "fail"
         ]
-        found = f"the drill was found on {', '.join(places)}" if places else "the drill was not found"
-        return [f"{found}: nothing is to be done. Take no device out because of it"]
+        where = ", ".join(places) or "nowhere"
+        if record.get("drill_outcome") == "found":
+            return [f"nothing: the drill was found on {where}, and nothing else. Take no device out because of it"]
+        return [
+            f"nothing was proved: failures were found on {where}, and the drill was {'; '.join(record['drills'])}. Look whether it struck "
+            "often enough (a longer scan, a higher p), or something fails on its own account; take nothing out because of a drill"
+        ]
     steps: list[str] = []
     for one in failed[:_MOST_NODES]:
         steps += _for_failed(one, record, command)

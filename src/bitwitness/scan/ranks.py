@@ -105,6 +105,10 @@ def run_rank(files: AnswerFiles, settings: Settings, rank: int, slot: int) -> in
     place = rank % settings.ranks_per_node if settings.played else None
     device = this_device(rank, torch_device, node, place)
     journal = files.introduce(device)
+    if torch_device.type == "cpu" and not (settings.played or settings.processors):
+        said = f"torch sees {torch.cuda.device_count()} GPU(s) here, and this is process {slot} of its node: look at the driver"
+        journal.append("end", {"why": said})
+        return 1
     worker = Worker(files, settings, device, torch_device, journal, asked)
     try:
         worker.run()
@@ -121,7 +125,7 @@ def run_rank(files: AnswerFiles, settings: Settings, rank: int, slot: int) -> in
 
 
 def _torch_device(settings: Settings, slot: int) -> torch.device:
-    if settings.played or not torch.cuda.is_available():
+    if settings.played or not torch.cuda.is_available() or slot >= torch.cuda.device_count():
         return torch.device("cpu")
     torch.cuda.set_device(slot)
     return torch.device("cuda", slot)

@@ -24,6 +24,7 @@ class Settings:
         seed: of what is drawn: drills, nothing else so far.
         drills: faults on purpose.
         played: processes of a processor stand for devices: what is found says nothing about a node of that name.
+        processors: ranks that torchrun has started may judge processors where there is no GPU.
         ranks_per_node: so many played devices share a node.
         confidence: of the bounds.
         job: of torchrun, by which the ranks of one start know each other; "" where one process started them all.
@@ -37,6 +38,7 @@ class Settings:
     seed: int = 0
     drills: tuple[Drill, ...] = ()
     played: bool = False
+    processors: bool = False
     ranks_per_node: int = 1
     confidence: float = 0.95
     job: str = ""
@@ -70,6 +72,7 @@ class Settings:
                 seed=int(record["seed"]),
                 drills=tuple(parse(str(text)) for text in record["drills"]),
                 played=bool(record["played"]),
+                processors=bool(record["processors"]),
                 ranks_per_node=int(record["ranks_per_node"]),
                 confidence=float(record["confidence"]),
                 job=str(record["job"]),

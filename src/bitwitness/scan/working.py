@@ -35,7 +35,7 @@ _BATCH = 0.1
 _LONGEST_BATCH = 1.0
 _RECORDED = 1.0
 _MEASURED = 10.0
-_COMMUNICATE_AT, _COMMUNICATE = 0.25, 0.2
+_COMMUNICATE_AT, _COMMUNICATE = 0.25, 0.25
 """When ranks meet to send each other things, and how long, as parts of the time: each is at it when the others are."""
 _SHARES = {"train": 1.0, "ops": 2.0, "mix": 1.0}
 """Of the time, by suite: there are a hundred times as many operations as models."""
