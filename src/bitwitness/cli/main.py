@@ -25,6 +25,7 @@ COMMANDS = {
     "console": "bitwitness.cli.console",
     "demo": "bitwitness.cli.demo",
     "fault": "bitwitness.cli.fault",
+    "find-bad": "bitwitness.cli.find_bad",
     "fleet": "bitwitness.cli.fleet",
     "incident": "bitwitness.cli.incident",
     "report": "bitwitness.cli.report",
@@ -34,7 +35,7 @@ COMMANDS = {
     "serve": "bitwitness.cli.serve",
     "store": "bitwitness.cli.store",
 }
-"""Each command, and the module that holds a click command of that name."""
+"""Each command, and the module that holds a click command of that name (with _ for -)."""
 
 
 class Failure(click.ClickException):
@@ -64,7 +65,7 @@ class Commands(click.Group):
             if error.name == home:
                 return None
             raise
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -152,12 +152,8 @@ def log_likelihood(held: Rows, rates: Sequence[float], by_itself: float = 0.0) -
     values = [log_pass(rate) for rate in rates]
     for inside, passed, failed in held:
         quiet = base
-        place = 0
-        while inside:
-            if inside & 1:
-                quiet += values[place]
-            inside >>= 1
-            place += 1
+        for place in bits(inside):
+            quiet += values[place]
         if failed:
             if quiet == 0.0:
                 return NEVER

@@ -78,7 +78,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         order = list(range(self.settings.size))
-        random.Random(self.settings.seed).shuffle(order)
+        random.Random(self.settings.seed).shuffle(order)  # noqa: S311 - no secret
         self._order = order
         self._place = {node: place for place, node in enumerate(order)}
         self.record = Record(self.settings.size)
@@ -357,6 +357,14 @@ class Planner:
                     lowest = min(lowest, rate)
                     break
         return lowest
+
+    def rates_found(self) -> list[float]:
+        """Of each found fault, the rate at which it showed: the mean of what the tests say."""
+        return [sum(r * p for r, p in zip(self.rates.values, shown, strict=True)) for shown in self._shown]
+
+    def suspected(self) -> list[int]:
+        """The groups that hold a fault which is not shown yet, unless the test fails by itself."""
+        return [*(fault.nodes for fault in self.on_trial), *(search.context for search in self.searches)]
 
     def _unseen(self, nodes: int) -> float:
         """Logarithm of the ratio for one more bad node, at the assumed rate, for the node tested least."""

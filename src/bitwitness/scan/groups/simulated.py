@@ -35,7 +35,7 @@ class FakeGroups:
     rounds: int = 0
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+        self._random = random.Random(self.seed)  # noqa: S311 - no secret
 
     def search(self, planner: Planner) -> Planner:
         """Carry a search through to its end."""

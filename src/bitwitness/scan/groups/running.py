@@ -1,0 +1,145 @@
+"""Running the user's command for one group: what it printed is kept, and it never outlives us.
+
+The command is split like a shell would and started without one, as the first of its own process group. A small process of
+ours stands between: the kernel kills it when we die, however we die, and it takes the group with it by the pipe that closes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import string
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from bitwitness.errors import ConfigurationError
+
+Outcome = Literal["passed", "failed", "not judged"]
+
+WORDS = ("nodes", "count", "nodefile", "first")
+_KEEPER = """
+import os, signal, subprocess, sys, threading
+parent = os.fdopen(0, "rb", closefd=False)
+nothing = open(os.devnull, "rb")
+try:
+    child = subprocess.Popen(sys.argv[1:], stdin=nothing, start_new_session=True)
+except OSError as error:
+    sys.stderr.write(f"cannot be started: {error}\\n")
+    os._exit(127)
+def watch():
+    parent.read()
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os._exit(126)
+threading.Thread(target=watch, daemon=True).start()
+code = child.wait()
+try:
+    os.killpg(child.pid, signal.SIGKILL)
+except (ProcessLookupError, PermissionError):
+    pass
+os._exit(code if 0 <= code < 256 else 125)
+"""
+
+
+def check_template(template: str) -> list[str]:
+    """The words of a command template.
+
+    Raises:
+        ConfigurationError: it cannot be split, names no nodes, or has other words in braces than ours.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise ConfigurationError(f"--test {template!r:.200} is no command: {error}") from None
+    if not words:
+        raise ConfigurationError("--test is empty: give a command such as 'srun -w {nodes} my-test'")
+    used: set[str] = set()
+    for word in words:
+        try:
+            for _, name, form, conversion in string.Formatter().parse(word):
+                if name is not None:
+                    if name not in WORDS or form or conversion:
+                        raise ConfigurationError(
+                            f"--test: {{{name}}} is none of {', '.join(f'{{{one}}}' for one in WORDS)}"
+                            " (write {{ and }} for braces of your own)"
+                        )
+                    used.add(name)
+        except ValueError:
+            raise ConfigurationError(f"--test: braces in {word!r:.100}: write {{{{ and }}}} for your own") from None
+    if not used & {"nodes", "nodefile"}:
+        raise ConfigurationError("--test must say where the nodes of a group go: {nodes}, or {nodefile}")
+    return words
+
+
+def command(words: Sequence[str], nodes: Sequence[str], nodefile: Path) -> list[str]:
+    """The command for these nodes."""
+    values = {"nodes": ",".join(nodes), "count": str(len(nodes)), "nodefile": str(nodefile), "first": nodes[0]}
+    return [word.format_map(values) for word in words]
+
+
+class Running:
+    """One test that runs."""
+
+    def __init__(self, words: Sequence[str], nodes: Sequence[str], name: str, logs: Path) -> None:
+        """Start it; what it prints goes to `<logs>/<name>.log`.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        logs.mkdir(parents=True, exist_ok=True)
+        nodefile = logs / f"{name}.nodes"
+        nodefile.write_text("".join(f"{node}\n" for node in nodes))
+        self.log = logs / f"{name}.log"
+        # The pipe closes when we end, however that is, and the keeper then kills the command.
+        read, self._pipe = os.pipe()
+        os.set_inheritable(self._pipe, False)
+        try:
+            with self.log.open("wb") as output:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-S", "-E", "-c", _KEEPER, *command(words, nodes, nodefile)],
+                    stdin=read,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(read)
+        self._killed = False
+
+    def outcome(self) -> tuple[Outcome, str] | None:
+        """How it ended, and in words why it was not judged; None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        self._close()
+        if self._killed:
+            return "not judged", "timed out"
+        if code == 0:
+            return "passed", ""
+        if code == 1:
+            return "failed", ""
+        words = {125: "ended by a signal", 126: "not run or ended", 127: "could not be started"}
+        return "not judged", words.get(code, f"exit status {code}")
+
+    def kill(self) -> None:
+        """End it and everything that it started."""
+        self._killed = True
+        self._close()  # the keeper sees to its command
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
