@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import socket
 import sys
 import traceback
 import warnings
@@ -119,6 +121,9 @@ SCENARIOS = {
 def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
     code = 1
     try:
+        faulthandler.dump_traceback_later(
+            120, exit=True, file=sys.__stderr__
+        )  # it ends also where it hangs, and says where
         os.dup2(os.open(folder / f"log-{rank}", os.O_CREAT | os.O_WRONLY), 2)
         warnings.simplefilter("error")
         journal = Journal(folder / f"{rank}.jsonl", rank)
@@ -146,11 +151,25 @@ def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
         os._exit(code)
 
 
+def _agent() -> tuple[int, int]:
+    """A process that keeps a store, as torchrun does, and its port. One of its own: who forks ranks must have no threads."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    pid = os.fork()
+    if pid == 0:
+        store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        while store.port:
+            signal.pause()
+        os._exit(0)
+    listener.close()
+    return pid, port
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Play these scenarios at the same time: in most of them, ranks mostly wait."""
     torch.set_num_threads(1)
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(agent.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    agent, port = _agent()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     pids: dict[int, bool] = {}
     for name in names:
         scenario = SCENARIOS[name]
@@ -166,6 +185,8 @@ def main(folder: Path, names: list[str]) -> None:
         if stops:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Records]:
     """The journals of all scenarios, by name and rank."""
     folder = tmp_path_factory.mktemp("communicating")
     command = [sys.executable, "-m", "tests.scan.communicating", str(folder), *SCENARIOS]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=160)
     return {
         name: {rank: list(read_journal(folder / name / f"{rank}.jsonl")) for rank in range(WORLD)} for name in SCENARIOS
     }
@@ -247,3 +247,12 @@ def test_a_drill_strikes_its_link_only_and_the_same_transfers_each_time() -> Non
     assert found == struck()
     assert 5 <= sum(found[::3]) <= 25
     assert not any(found[1::3] + found[2::3])
+
+
+def test_who_is_asked_to_stop_waits_for_nobody(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "0.jsonl", 0)
+    cpu, meeting = torch.device("cpu"), tmp_path / "meeting"
+    assert run(DEVICES[0], cpu, 2, journal, seconds=100, seed=0, meeting=meeting, stop=lambda: True) == 0
+    journal.close()
+    (record,) = read_journal(tmp_path / "0.jsonl")
+    assert record["why"] == "the ranks could not meet: asked to stop"

@@ -41,6 +41,8 @@ PATIENCE, TIMEOUT = 60.0, 30.0
 """Seconds to wait for others to come, and for each answer of one that has come."""
 _FLUSH = 1.0
 _POLL = 0.1
+_COLLECTIVES_EVERY = 15
+"""Rounds at least: with few ranks, they would take most of the time."""
 _AHEAD = 4
 """A word that the suite ends is left for one of the next so many rounds: the lowest rank may be one ahead."""
 
@@ -58,6 +60,7 @@ def run(
     call: int = 0,
     begin: int = 0,
     most: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
     patience: float = PATIENCE,
     timeout: float = TIMEOUT,
 ) -> int:
@@ -75,6 +78,7 @@ def run(
         call: number of this call, the same on all ranks.
         begin: what the last call returned; the lowest rank's counts.
         most: rounds at most, also where there is time for more; the lowest rank's counts.
+        stop: whether this rank was asked to stop; the lowest rank's counts for all, between rounds and in waiting for others.
         patience: seconds to wait for others to come.
         timeout: seconds to wait for each answer of one that has come.
 
@@ -91,7 +95,7 @@ def run(
         return begin
     try:
         store = _store(meeting, device.rank, world, call, timedelta(seconds=timeout))
-        members = _meet(store, device, begin, world, patience)
+        members = _meet(store, device, begin, world, patience, stop)
     except (RuntimeError, OSError) as error:
         tally.silent(-1, f"the ranks could not meet: {_first_line(error)}")
         return begin
@@ -107,7 +111,7 @@ def run(
             suite = _Suite(
                 store, members, device.rank, torch_device, (seed, call), timedelta(seconds=timeout), tally, strike
             )
-            return suite.play(end, most)
+            return suite.play(lambda played: not stop() and time.monotonic() < end and (most is None or played < most))
     except RuntimeError as error:  # the group could not be made
         tally.silent(-1, f"the ranks could not connect: {_first_line(error)}")
         return members.begin
@@ -162,7 +166,9 @@ def _environment_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(f"bitwitness/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _meet(store: dist.Store, device: Device, begin: int, world: int, patience: float) -> _Members:
+def _meet(
+    store: dist.Store, device: Device, begin: int, world: int, patience: float, stop: Callable[[], bool]
+) -> _Members:
     """Say that one is here, and wait for the others or the end of patience. Who takes part is settled once, for all."""
     store.set(f"here/{device.rank}", json.dumps({"node": device.node, "begin": begin}))
     deadline = time.monotonic() + patience
@@ -172,6 +178,8 @@ def _meet(store: dist.Store, device: Device, begin: int, world: int, patience: f
             here = [rank for rank in range(world) if complete or store.check([f"here/{rank}"])]
             store.compare_set("members", "", json.dumps(here))
             break
+        if stop():
+            raise RuntimeError("asked to stop")
         time.sleep(_POLL)
     said = {rank: json.loads(store.get(f"here/{rank}")) for rank in json.loads(store.get("members"))}
     return _Members({rank: str(one["node"]) for rank, one in said.items()}, int(said[min(said)]["begin"]))
@@ -243,14 +251,14 @@ class _Suite:
         self.rounds = rounds(members.nodes)
         self.sizes = (SMALL, LARGE if torch_device.type == "cpu" else LARGE_ON_DEVICE)
 
-    def play(self, end: float, most: int | None) -> int:
+    def play(self, wanted: Callable[[int], bool]) -> int:
         """One step after the other until the lowest rank says that it is enough, or somebody is lost: the rounds played."""
         begin = played = self.members.begin
         step = 0
         try:
-            while self._goes_on(step, time.monotonic() < end and (most is None or played < begin + most)):
+            while self._goes_on(step, wanted(played - begin)):
                 # A group's first call must be one of all its ranks (NCCL), and collectives take the least time.
-                if step % (len(self.rounds) + 1) == 0:
+                if step % (max(len(self.rounds), _COLLECTIVES_EVERY) + 1) == 0:
                     self._collectives(step)
                 else:
                     self._round(played, self.rounds[played % len(self.rounds)])

@@ -261,8 +261,13 @@ class Worker:
             seed=self._settings.seed,
             meeting=None if self._settings.job else self._files.path / "meeting",
             strike=LinkStriker(self._settings.drills, self._device.rank, self._settings.seed),
+            stop=self._was_asked,
             patience=min(communication.PATIENCE, max(_LEAST_PATIENCE, self._settings.seconds / 2)),
         )
+
+    def _was_asked(self) -> bool:
+        self._asked.look()
+        return bool(self._asked)
 
     # Files ----------------------------------------------------------------------------------------------------------
 
