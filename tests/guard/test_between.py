@@ -25,6 +25,8 @@ from tests.guard import models
 from tests.guard.harness import Launch, Rank, Scenario, Seen, launch
 from tests.guard.training import Plan, run
 
+pytestmark = pytest.mark.timeout(300)
+
 REQUEST = Request(
     id="20261130T101010Z-0a1b2c",
     from_step=1,
