@@ -123,7 +123,7 @@ def test_leaves_nothing_behind() -> None:
     )
     before = [getattr(owner, name) for owner, name in watched]
     threads = torch.get_num_threads()
-    assert run(*TINY, "--threads", "2").exit_code == 0
+    assert run(*TINY, "--threads", "2", "--steps", "1").exit_code == 0
     assert [getattr(owner, name) for owner, name in watched] == before
     assert torch.get_num_threads() == threads
     assert not torch.distributed.is_initialized()

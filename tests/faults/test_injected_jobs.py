@@ -153,10 +153,12 @@ for step in range(4):
 
 
 def _run(
-    folder: Path, name: str, *options: str, script: str = SCRIPT, nodes: int = 2, **environment: Any
+    folder: Path, name: str, *options: str, script: str = SCRIPT, ranks: int = 2, **environment: Any
 ) -> subprocess.CompletedProcess[str]:
+    """On one node: each costs an agent, and an agent imports torch."""
     (folder / "train.py").write_text(script)
-    words = [sys.executable, "-m", "bitwitness", "run", "--nodes", str(nodes), "--run-dir", name, *options, "train.py"]
+    words = [sys.executable, "-m", "bitwitness", "run", "--nproc-per-node", str(ranks), "--run-dir", name]
+    words += [*options, "train.py"]
     return subprocess.run(
         words, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120
     )
@@ -165,7 +167,18 @@ def _run(
 def _replay(folder: Path, record: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Of what `_run` has run before, into another directory."""
     words = [sys.executable, "-m", "bitwitness", "fault", "replay", "--json", str(record)]
-    words += [sys.executable, "-m", "bitwitness", "run", "--nodes", "2", "--run-dir", "again", *options, "train.py"]
+    words += [
+        sys.executable,
+        "-m",
+        "bitwitness",
+        "run",
+        "--nproc-per-node",
+        "2",
+        "--run-dir",
+        "again",
+        *options,
+        "train.py",
+    ]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, json.loads(done.stdout)
 
@@ -212,7 +225,7 @@ def test_a_run_directory_that_is_used_again_is_hit_by_another_fault(tmp_path: Pa
 
 def test_an_optimizer_that_is_made_late_counts_the_steps(tmp_path: Path) -> None:
     line = "grad_w:1.weight @ step=2 : n=1 -> bit=26"
-    done = _run(tmp_path, "hit", script=LATE, nodes=1, BITWITNESS_FAULT=line)
+    done = _run(tmp_path, "hit", script=LATE, ranks=1, BITWITNESS_FAULT=line)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [2]
 
@@ -221,7 +234,7 @@ def test_the_first_call_is_hit_where_a_death_has_left_half_a_record(tmp_path: Pa
     """What the model is called with is hit from the first call on; what an earlier start left stops no later one."""
     (tmp_path / "hit" / "faults").mkdir(parents=True)
     (tmp_path / "hit" / "faults" / "rank-00000.jsonl").write_text('{"schema": 1, "si')
-    done = _run(tmp_path, "hit", nodes=1, BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
+    done = _run(tmp_path, "hit", ranks=1, BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
     assert done.returncode == 0, done.stderr
     assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [0]
 
