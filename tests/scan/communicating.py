@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -121,10 +122,8 @@ SCENARIOS = {
 def _rank(folder: Path, scenario: Scenario, rank: int) -> None:
     code = 1
     try:
-        faulthandler.dump_traceback_later(
-            120, exit=True, file=sys.__stderr__
-        )  # it ends also where it hangs, and says where
         os.dup2(os.open(folder / f"log-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+        faulthandler.dump_traceback_later(120, exit=True)  # it ends also where it hangs, and its log says where
         warnings.simplefilter("error")
         journal = Journal(folder / f"{rank}.jsonl", rank)
         if scenario.own_group:
@@ -155,11 +154,11 @@ def _agent() -> tuple[int, int]:
     """A process that keeps a store, as torchrun does, and its port. One of its own: who forks ranks must have no threads."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
         store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-        while store.port:
-            signal.pause()
+        while store.port and os.getppid() == parent:
+            time.sleep(1)
         os._exit(0)
     listener.close()
     return pid, port
