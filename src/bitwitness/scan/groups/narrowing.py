@@ -23,6 +23,7 @@ _SURE_NODE = 0.95
 _SURE_LINK = 0.9
 _SHARES = (0.25, 1 / math.e, 0.5, 0.75)
 _BATCH = 0.25
+_TOGETHER = 0.2  # so probable must a link be before both ends are tested together again
 
 
 def entropy(chance: float) -> float:
@@ -174,6 +175,7 @@ class Search:
                 weight[j] += mass
         order = sorted(range(len(sizes)), key=lambda i: (-weight[i] / sizes[i], self.cells[i]))
         everything = self.context.bit_count()
+        whole = everything == 2 and self.link_mass() > _TOGETHER
         taken: dict[int, float] = {}
         fails = noise = mass = 0.0
         best = (-1.0, 0, 0, 1.0)
@@ -191,7 +193,7 @@ class Search:
                     h += share * taken.get(other, 0.0) * value[1]
                 m = mass + share * weight[i]
                 told = entropy(f) - h
-                if done + count < everything and told > best[0] * (1 + 1e-9):
+                if (done + count < everything or whole) and told > best[0] * (1 + 1e-9):
                     best = (told, place, count, f / m if m > 0 else 1.0)
             taken[i] = 1.0
             fails, noise, mass = f, h, m

@@ -34,10 +34,10 @@ UNKNOWN_RATE = 0.1
 """The lowest rate at which a set in which nothing failed is said to be free of faults, unless another is asked for."""
 
 _LEAST_RATE = 0.1  # of what the faults found show: nine in ten of them have a higher rate
-_TRIES = 3
 _CRASHES = 24
+_PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
-Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests"]
+Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests", "unsettled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,7 @@ class Planner:
         self._crashed: dict[int, int] = {}
         self._turn = 0
         self._shown: list[list[float]] = []
+        self._spent = 0.0
 
     def nodes_of(self, group: int) -> list[int]:
         """The nodes of a group of ours: inside, they go by a random order, so that no rack is a group by accident."""
@@ -187,7 +188,8 @@ class Planner:
         rest = self._rest()
         rows = self._rows()
         best, _ = fit(rows, (*self.on_trial[1:], fault), self.rates)
-        rate = best[-1] if best else 1.0
+        rate = best[-1]
+        self._spent += max(rate, int(0.25 / rate) * rate)
         if fault.pair:
             ends = self._ends_to_test(fault, rows, others)
             if ends is not None:
@@ -298,6 +300,7 @@ class Planner:
         shown = self._proven()
         while shown:
             rows = self._rows()
+            self._spent = 0.0
             for fault in shown:
                 self.on_trial.remove(fault)
                 self._shown.append(rate_of(rows, fault, self.rates))
@@ -322,7 +325,7 @@ class Planner:
         """Whether tests show this fault, and nothing else could explain them as well."""
         rows = self._rows()
         need = self._need()
-        if not any(row[1] for row in rows if not row[0] & fault.nodes):
+        if not any(row[1] for row in rows if row[0] & fault.nodes != fault.nodes):
             return False  # no control without it has passed
         prior = log_prior(fault, self.settings.size, LINK)
         if evidence(rows, fault, others, self.rates, prior) < need:
@@ -393,14 +396,21 @@ class Planner:
         elif self.settings.max_bad is not None and len(self.found) >= self.settings.max_bad:
             self.why = "found"
         elif (self.on_trial or self.searches) and self._means_nothing():
-            passed = any(row[1] for row in self.record.without([]))
-            self.why = "by itself" if passed else "never passes"
+            self.why = "by itself" if any(self.record.passes) else "never passes"
+        elif self.on_trial and not self.searches and not self._can_be_tried():
+            self.why = "unsettled" if any(self.record.passes) else "never passes"
         elif not self.searches and not self.on_trial and not self._to_split and not self._first:
             rest = self._everything() & ~self._gone()
             for fault in self.found:
                 rest &= ~fault.nodes if not fault.pair else rest
             if rest and self._unseen(rest) <= math.log(1 - self.settings.confidence) + 1e-9:
                 self.why = "enough"
+
+    def _can_be_tried(self) -> bool:
+        """Whether more tests may settle who is on trial: nothing does if no node is left to compare them with."""
+        if self._spent > _PATIENCE:
+            return False
+        return any(self.record.passes) or self._rest().bit_count() >= max(1, self.settings.min_group)
 
     def _means_nothing(self) -> bool:
         faults = list(self.on_trial)

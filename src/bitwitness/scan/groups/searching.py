@@ -28,6 +28,7 @@ WORDS = {
     "never passes": "no group passed: the test fails whatever the group, or every node is bad; nobody can be told from it",
     "not judged": "hardly any test was judged: see the logs for why the command ends with neither 0 nor 1",
     "too few": "no group is left that could be tested: not enough nodes that are not suspected themselves",
+    "unsettled": "tests do not settle whether it is these nodes, or a test that fails by itself",
     "tests": "as many tests were made as were allowed",
 }
 
