@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from bitwitness.cli.main import cli
 from bitwitness.runfiles.answers import AnswerFiles
 from bitwitness.runfiles.files import TEMPORARY, write_json
+from bitwitness.scan import coordinating
 from bitwitness.scan.concluding import Conclusion
 from bitwitness.scan.coordinating import Coordinator, State
 from bitwitness.scan.drill import Drill
@@ -80,7 +81,8 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[AnswerFiles, Setti
         if lost and kept and state.wrong > 20:
             coordinator.asked = signal.SIGTERM
 
-    with Launched(files, Share(0, 5), played=True) as launched:
+    with pytest.MonkeyPatch.context() as patch, Launched(files, Share(0, 5), played=True) as launched:
+        patch.setattr(coordinating, "_LOOK", 0.3)
         coordinator = Coordinator(files, settings, launched, told=told)
         done = coordinator.watch()
         assert gone([launched.pid, *(files.device(rank).pid for rank in range(5))])

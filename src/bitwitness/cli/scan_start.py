@@ -169,9 +169,8 @@ def _watch(
     files: AnswerFiles, settings: Settings, share: Share, known: golden.GoldenFile | None, screen: Console
 ) -> tuple[Conclusion, int]:
     """Start the ranks of this machine and watch all; what is concluded, and the signal that ended it before its time."""
-    patience = Patience(appear=float(os.environ.get("BITWITNESS_SCAN_APPEAR", Patience().appear)))
     with Progress(screen) as progress, Launched(files, share, played=settings.played) as launched:
-        coordinator = Coordinator(files, settings, launched, known, progress.tell, patience)
+        coordinator = Coordinator(files, settings, launched, known, progress.tell)
 
         def stop(number: int, frame: FrameType | None) -> None:
             if coordinator.asked:  # a second time: now

@@ -36,7 +36,7 @@ def show(record: Record, path: Path, screen: Console) -> None:
     if hidden > 0:
         screen.print(styled(f"and {hidden} more devices that pass", "dim"))
     _coverage(record, screen)
-    _findings(record, screen)
+    _findings(record, path, screen)
     _links(record, screen)
     _voices(record, screen)
     _unjudged(record, screen)
@@ -106,10 +106,10 @@ def _coverage(record: Record, screen: Console) -> None:
         screen.print(styled(f"and {len(record['skipped']) - _MOST_FINDINGS} more items left out", "dim"))
 
 
-def _findings(record: Record, screen: Console) -> None:
+def _findings(record: Record, path: Path, screen: Console) -> None:
     kept: dict[tuple[int, str], list[str]] = defaultdict(list)
     for one in record["evidence"]:
-        kept[one["rank"], one["item"]].append(one["path"])
+        kept[one["rank"], one["item"]].append(_lies(one, path))
     for device in record["devices"]:
         if not device["findings"]:
             continue
@@ -134,6 +134,11 @@ def _findings(record: Record, screen: Console) -> None:
                 _show_evidence(file, screen)
         if len(worst) > _MOST_FINDINGS:
             screen.print(styled(f"  and {len(worst) - _MOST_FINDINGS} more items (--json has all)", "dim"))
+
+
+def _lies(evidence: Record, path: Path) -> str:
+    """Where a file of evidence is now: the directory may have been moved, or be called otherwise from here."""
+    return str(path / "evidence" / Path(str(evidence["path"])).name)
 
 
 def _wrong(finding: Record) -> int:
@@ -216,13 +221,14 @@ def next_steps(record: Record, path: Path) -> list[str]:
         where = ", ".join(places) or "nowhere"
         if record.get("drill_outcome") == "found":
             return [f"nothing: the drill was found on {where}, and nothing else. Take no device out because of it"]
-        return [
+        missed = (
             f"nothing was proved: failures were found on {where}, and the drill was {'; '.join(record['drills'])}. Look whether it struck "
             "often enough (a longer scan, a higher p), or something fails on its own account; take nothing out because of a drill"
-        ]
+        )
+        return [missed]
     steps: list[str] = []
     for one in failed[:_MOST_NODES]:
-        steps += _for_failed(one, record, command)
+        steps += _for_failed(one, record, path, command)
     if len(failed) > _MOST_NODES:
         steps.append(
             f"and likewise with {len(failed) - _MOST_NODES} more: that so many are faulty is rare; look for a cause that they share"
@@ -245,9 +251,9 @@ def next_steps(record: Record, path: Path) -> list[str]:
     return steps
 
 
-def _for_failed(device: Record, record: Record, command: str) -> Sequence[str]:
+def _for_failed(device: Record, record: Record, path: Path, command: str) -> Sequence[str]:
     evidence = [
-        one["path"] for one in record["evidence"] if one["rank"] == device["rank"] and one["standing"] == "fail"
+        _lies(one, path) for one in record["evidence"] if one["rank"] == device["rank"] and one["standing"] == "fail"
     ]
     node, name = str(device["node"]), str(device["device"])
     steps = [f"let no job use {name} on {node} (rank {device['rank']}):"]
