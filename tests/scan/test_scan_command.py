@@ -113,6 +113,15 @@ def test_it_is_shown_from_its_files_with_what_to_do(struck: tuple[AnswerFiles, S
     assert (record["drill"], record["interrupted"], record["seed"], record["suites"]) == (True, True, 1, ["ops"])
 
 
+def test_it_is_shown_where_there_is_no_torch(struck: tuple[AnswerFiles, Settings, Conclusion]) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from bitwitness.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", program, "scan", "show", str(struck[0].path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "FAIL: 3 pass" in done.stdout) == (0, True), done.stderr
+
+
 def test_its_evidence_can_be_computed_again(struck: tuple[AnswerFiles, Settings, Conclusion]) -> None:
     path = next(one["path"] for one in struck[2].evidence if one["standing"] == "fail")
     done = scan("replay", str(path), "--calls", "3", "--json", BITWITNESS_NODE="elsewhere")
