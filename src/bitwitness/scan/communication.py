@@ -71,7 +71,7 @@ def run(
         torch_device: what is sent from and received into.
         world: ranks of the scan.
         journal: gets `link`, `collective` and `no-link` records.
-        seconds: from now; the lowest rank's clock decides.
+        seconds: from when they have met; the lowest rank's clock decides.
         seed: of the scan: the payloads follow from it.
         meeting: a folder of this machine where its ranks meet, or None for the store that torchrun's environment names.
         strike: a fault on purpose (`payloads.LinkStriker`).
@@ -88,7 +88,6 @@ def run(
     Raises:
         RunFilesError: the journal cannot be written.
     """
-    end = time.monotonic() + seconds
     tally = _Tally(journal)
     if world < 2:
         tally.silent(-1, "there is no other rank")
@@ -96,6 +95,7 @@ def run(
     try:
         store = _store(meeting, device.rank, world, call, timedelta(seconds=timeout))
         members = _meet(store, device, begin, world, patience, stop)
+        end = time.monotonic() + seconds
     except (RuntimeError, OSError) as error:
         tally.silent(-1, f"the ranks could not meet: {_first_line(error)}")
         return begin

@@ -35,13 +35,13 @@ class Patience:
     Attributes:
         appear: for a rank to say who it is.
         silence: without a record, after which it is said.
-        grace: after its time, for a rank to come to its end.
+        grace: after its time, for a rank to come to its end: also for one whose peers do not come or do not answer.
         stop: for ranks that were asked to stop.
     """
 
     appear: float = 300.0
     silence: float = 60.0
-    grace: float = 45.0
+    grace: float = 120.0
     stop: float = 10.0
 
 
