@@ -23,6 +23,7 @@ _SURE_NODE = 0.95
 _SURE_LINK = 0.9
 _SHARES = (0.25, 1 / math.e, 0.5, 0.75)
 _BATCH = 0.25
+_COMPANY = 0.01  # so probable, beside one suspect, is a fault of who was taken along
 _TOGETHER = 0.2  # so probable must a link be before both ends are tested together again
 
 
@@ -71,8 +72,11 @@ class Search:
                         for rate, prior in zip(self._rates.values, self._rates.prior, strict=True)
                     ]
 
-    def told(self, group: int, passed: int, failed: bool) -> None:
-        """A test of any group: so often passed, and then perhaps failed."""
+    def told(self, group: int, passed: int, failed: bool, *, trusted: bool = False) -> None:
+        """A test of any group: so often passed, and then perhaps failed.
+
+        `trusted`: who of the group is outside of the context was only taken along, because groups must not be smaller.
+        """
         inside = group & self.context
         if not inside:
             return
@@ -82,7 +86,8 @@ class Search:
         if failed:
             if group & ~self.context:
                 # It may be another fault: less is learned.
-                self._shift([1 + rate for rate in self._rates.values], inside)
+                others = _COMPANY if trusted else 1.0
+                self._shift([1 + rate / others for rate in self._rates.values], inside)
             else:
                 self._restrict(inside)
                 self._shift(self._rates.values, inside)
@@ -207,8 +212,8 @@ class Search:
 
     def ready(self, least: int) -> Fault | None:
         """The fault that a proof should be tried of, if one is probable enough and the context small enough."""
-        if self.context.bit_count() > max(2, least):
-            return None
+        if self.context.bit_count() > 2 and least == 1:
+            return None  # a smaller group can be tested
         best, mass = None, 0.0
         for cell, values in zip(self.cells, self._single, strict=True):
             if sum(values) > mass and cell.bit_count() == 1:

@@ -33,7 +33,8 @@ from bitwitness.scan.groups.weighing import evidence, evidence_of_all, fails_by_
 UNKNOWN_RATE = 0.1
 """The lowest rate at which a set in which nothing failed is said to be free of faults, unless another is asked for."""
 
-_LEAST_RATE = 0.1  # of what the faults found show: nine in ten of them have a higher rate
+_LEAST_RATE = 0.02  # of what the faults found show: so few of them have a lower rate
+_MOST_RATE = 0.5
 _CRASHES = 24
 _PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
@@ -168,7 +169,9 @@ class Planner:
         for fault in self.found:
             if fault.pair and fault.nodes & nodes:
                 rest &= ~fault.nodes
-        good = sorted(bits(rest), key=lambda node: (-self.record.passes[node], node))[: 4 * missing]
+        good = sorted(bits(rest), key=lambda node: (-self.record.passes[node], node))[: 12 * missing]
+        unsuspected = [node for node in good if not any(group >> node & 1 for group in self.suspected())]
+        good = unsuspected if len(unsuspected) >= missing else good
         start = self._turn * missing % max(1, len(good))
         return nodes | mask((good * 2)[start : start + missing])
 
@@ -201,7 +204,8 @@ class Planner:
         control = -math.log1p(-chance)
         certain = self.settings.max_bad is None or len(self.found) + len(self.on_trial) < self.settings.max_bad
         enough = rest.bit_count() >= max(1, self.settings.min_group)
-        if enough and (control > alone or (certain and 2 * control > alone)):
+        certain = certain and self._unseen(rest) > math.log(1 - self.settings.confidence)
+        if enough and (control > alone or (certain and 1.5 * control > alone)):
             return [Group(rest, max(1, int(0.25 / rate)))]
         return [Group(self._padded(fault.nodes), max(1, int(0.25 / rate)))]
 
@@ -237,9 +241,11 @@ class Planner:
         self.record.add(nodes, passed, int(failed))
         if not any(fault.nodes & nodes == fault.nodes for fault in self.found):
             for search in self.searches:
-                search.told(nodes, passed, failed)
+                company = (nodes & ~search.context).bit_count()
+                search.told(nodes, passed, failed, trusted=company < self.settings.min_group)
         self._try()
         self._cover()
+        self._exchange()
         self._accuse()
 
     def unjudged(self, tests: int = 1) -> None:
@@ -254,11 +260,13 @@ class Planner:
             self.why = "not judged"
         elif len(members) <= max(1, self.settings.min_group):
             self.not_judged |= set(members)
+            left = [group & ~nodes for group in self._to_split]
+            self._to_split = [group for i, group in enumerate(left) if group and group not in left[:i]]
             self.searches = [search for search in self.searches if not search.context & nodes]
             self.on_trial = [fault for fault in self.on_trial if not fault.nodes & nodes]
         else:
-            half = max(len(members) // 2, self.settings.min_group)
-            self._to_split += [mask(members[:half]), mask(members[-half:])]
+            half, least = len(members) // 2, self.settings.min_group
+            self._to_split += [mask(members[: max(half, least)]), mask(members[-max(len(members) - half, least) :])]
 
     def _rows(self) -> Rows:
         return self.record.without(self.found)
@@ -288,6 +296,18 @@ class Planner:
                 if context:
                     self.searches.append(Search(context, self.record, self._rates()))
         self._try()
+
+    def _exchange(self) -> None:
+        """A link on trial gives way to one of its ends where that explains the tests better."""
+        rows = self._rows()
+        for i, fault in enumerate(self.on_trial):
+            if not fault.pair:
+                continue
+            others = [*self.on_trial[:i], *self.on_trial[i + 1 :]]
+            ends = [fault, *(Fault(1 << end) for end in bits(fault.nodes))]
+            logs = [fit(rows, (*others, one), self.rates)[1] + log_prior(one, self.settings.size, LINK) for one in ends]
+            self.on_trial[i] = ends[max(range(len(ends)), key=logs.__getitem__)]
+        self.on_trial = list(dict.fromkeys(self.on_trial))
 
     def _drop_needless(self) -> None:
         """A link is no longer on trial once one of its ends is bad by itself."""
@@ -335,13 +355,14 @@ class Planner:
         return self._alone(fault, rows, others, need)
 
     def _alone(self, fault: Fault, rows: Rows, others: Sequence[Fault], need: float) -> bool:
-        """No other node explains the failures: where a test needs company, that of each other test is another one."""
+        """No other node explains the failures, nor a link to one: where a test needs company, that of each other test is another one."""
         shared = self._everything() & ~fault.nodes
         for group, _, failed in rows:
             if failed and fault.nodes & group and not any(o.nodes & group == o.nodes for o in others):
                 shared &= group
         _, own = fit(rows, (*others, fault), self.rates)
-        return all(own - fit(rows, (*others, Fault(1 << node)), self.rates)[1] >= need for node in bits(shared))
+        instead = [Fault(nodes) for node in bits(shared) for nodes in (1 << node, 1 << node | fault.nodes)]
+        return all(own - fit(rows, (*others, other), self.rates)[1] >= need for other in instead)
 
     # -- when it is over -------------------------------------------------------------------------------------------------
 
@@ -351,7 +372,7 @@ class Planner:
             return self.settings.rate
         if not self._shown:
             return UNKNOWN_RATE
-        lowest = 1.0
+        lowest = _MOST_RATE
         for shown in self._shown:
             below = 0.0
             for rate, chance in sorted(zip(self.rates.values, shown, strict=True)):

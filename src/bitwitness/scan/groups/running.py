@@ -63,16 +63,18 @@ def check_template(template: str) -> list[str]:
     used: set[str] = set()
     for word in words:
         try:
-            for _, name, form, conversion in string.Formatter().parse(word):
-                if name is not None:
-                    if name not in WORDS or form or conversion:
-                        raise ConfigurationError(
-                            f"--test: {{{name}}} is none of {', '.join(f'{{{one}}}' for one in WORDS)}"
-                            " (write {{ and }} for braces of your own)"
-                        )
-                    used.add(name)
+            parts = list(string.Formatter().parse(word))
         except ValueError:
             raise ConfigurationError(f"--test: braces in {word!r:.100}: write {{{{ and }}}} for your own") from None
+        for _, name, form, conversion in parts:
+            if name is None:
+                continue
+            if name not in WORDS or form or conversion:
+                ours = ", ".join(f"{{{one}}}" for one in WORDS)
+                raise ConfigurationError(
+                    f"--test: {{{name}}} is none of {ours}: write {{{{ and }}}} for your own braces"
+                )
+            used.add(name)
     if not used & {"nodes", "nodefile"}:
         raise ConfigurationError("--test must say where the nodes of a group go: {nodes}, or {nodefile}")
     return words

@@ -1,0 +1,165 @@
+"""The command on real processes: tests that fail, hang, crash, and a search that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bitwitness.cli.find_bad import read_nodes
+from bitwitness.cli.main import cli
+
+MANY = bool(os.environ.get("BITWITNESS_EXHAUSTIVE"))
+SCRIPT = """#!/bin/sh
+echo "$1" >> "$(dirname "$0")/ran"
+case ",$1," in {cases} esac
+exit 0
+"""
+
+
+def script(folder: Path, cases: str) -> str:
+    """A test command that ends as the cases say."""
+    path = folder / "try.sh"
+    path.write_text(SCRIPT.replace("{cases}", cases))
+    path.chmod(0o755)
+    return f"{path} {{nodes}}"
+
+
+def find(*args: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and result."""
+    done = CliRunner().invoke(cli, ["find-bad", *args, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_bad_node_is_found_and_the_state_kept(tmp_path: Path) -> None:
+    code, result = find("--nodes", "n[01-08]", "--test", script(tmp_path, "*,n03,*) exit 1;;"), "--max-bad", "1")
+    assert (code, result["bad"], result["pairs"]) == (0, ["n03"], [])
+    assert result["finished"]
+    assert result["tests"] == len((tmp_path / "ran").read_text().splitlines()) >= result["bound"]["counting"]
+    assert Path(result["state"]).exists()
+    assert {"rounds", "confidence", "rate", "candidates", "not_judged", "seed"} <= result.keys()
+
+
+def test_a_bad_link_is_found(tmp_path: Path) -> None:
+    code, result = find("--nodes", "a,b,c,d", "--test", script(tmp_path, "*,b,*d,*) exit 1;;"))
+    assert (code, result["bad"], result["pairs"]) == (0, [], [["b", "d"]])
+
+
+def test_a_node_that_crashes_the_test_is_not_accused(tmp_path: Path) -> None:
+    cases = "*,c,*) exit 7;; *,b,*) exit 1;;"
+    code, result = find("--nodes", "a,b,c,d", "--test", script(tmp_path, cases), "--rate", "0.5")
+    assert (code, result["bad"], result["not_judged"]) == (3, ["b"], ["c"])
+    assert result["tests_not_judged"]["exit status 7"] >= 3
+
+
+def test_a_test_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    cases = '*,b,*) sleep 300 & echo $! >> "$(dirname "$0")/left"; wait;;'
+    code, result = find("--nodes", "a,b", "--test", script(tmp_path, cases), "--timeout", "0.5", "--rate", "1")
+    assert (code, result["bad"], result["not_judged"]) == (3, [], ["b"])
+    assert "timed out" in result["tests_not_judged"]
+    for pid in (tmp_path / "left").read_text().split():
+        gone(int(pid))
+
+
+def test_a_command_that_is_not_there_accuses_nobody() -> None:
+    code, result = find("--nodes", "a,b", "--test", "/no/such/command {nodes}")
+    assert (code, result["bad"], result["finished"]) == (3, [], False)
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended; one that was killed is no zombie of ours."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{pid} still runs")
+
+
+@pytest.mark.parametrize("seed", range(12 if MANY else 2))
+def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
+    """Killed at random, the tests are those of a search that was not, but for the one that ran when it was killed."""
+    rng = random.Random(seed)
+    test = script(tmp_path, "*,n3,*) sleep 0.02; exit 1;; *) sleep 0.02;;")
+    arguments = ["find-bad", "--nodes", "n[1-6]", "--test", test, "--max-bad", "1", "--seed", str(seed), "--json"]
+    kills = 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-m", "bitwitness", *arguments], stdout=subprocess.PIPE)
+        try:
+            output, _ = process.communicate(timeout=rng.uniform(0.4, 1.2) if kills < 3 else 50)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            kills += 1
+    result = json.loads(output)
+    assert (process.returncode, result["bad"]) == (0, ["n3"])
+    ran = len((tmp_path / "ran").read_text().splitlines())
+    assert result["tests"] <= ran <= result["tests"] + kills
+    assert not list(tmp_path.glob("find-bad-????????.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--nodes", "a", "--test", "x {nodes}"], "at least two"),
+        (["--nodes", "", "--test", "x {nodes}"], "at least two"),
+        (["--nodes", "a,b,a", "--test", "x {nodes}"], "named twice: a"),
+        (["--nodes", "a,b;c", "--test", "x {nodes}"], "b;c"),
+        (["--nodes", "n[1-", "--test", "x {nodes}"], "not understood"),
+        (["--nodes", "@none", "--test", "x {nodes}"], "cannot be read"),
+        (["--nodes", "a,b", "--test", "x"], "{nodes}"),
+        (["--nodes", "a,b", "--test", "x {nodes} {rank}"], "{rank} is none of"),
+        (["--nodes", "a,b", "--test", "x {nodes} {"], "braces"),
+        (["--nodes", "a,b", "--test", "x {nodes} 'y"], "is no command"),
+        (["--nodes", "a,b", "--test", ""], "empty"),
+        (["--nodes", "a,b"], "either --test"),
+        (["--nodes", "a,b", "--suite", "train"], "needs --launch"),
+        (["--nodes", "a,b", "--suite", "all", "--launch", "x {nodes}"], "train, ops"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--max-bad", "3"], "--max-bad 3"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--confidence", "0.5"], "--confidence 0.5"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--confidence", "1"], "--confidence 1"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--rate", "0"], "--rate 0"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--min-group", "2"], "--min-group 2"),
+        (["--nodes", "a,b", "--test", "x {nodes}", "--parallel", "0"], "--parallel 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(args: list[str], says: str) -> None:
+    done = CliRunner().invoke(cli, ["find-bad", *args])
+    assert done.exit_code == 2
+    assert says in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text('{"schema": 1, "kind": "search", "arguments": {"nodes": ["a"]}}\n')
+    done = CliRunner().invoke(cli, ["find-bad", "--nodes", "a,b", "--test", "true {nodes}", "--state", "s.jsonl"])
+    assert done.exit_code == 2
+    assert "other arguments" in done.output
+    (tmp_path / "t.jsonl").write_text("hello\n")
+    done = CliRunner().invoke(cli, ["find-bad", "--nodes", "a,b", "--test", "true {nodes}", "--state", "t.jsonl"])
+    assert done.exit_code == 2
+    assert (tmp_path / "t.jsonl").read_text() == "hello\n"
+
+
+def test_nodes_come_from_lists_and_files(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("# spare\nn[08-10]\nx-1  # new\n\n")
+    assert read_nodes("@list") == ["n08", "n09", "n10", "x-1"]
+    assert read_nodes("a,n[1-2,4],b") == ["a", "n1", "n2", "n4", "b"]
