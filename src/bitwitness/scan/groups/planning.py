@@ -202,10 +202,13 @@ class Planner:
         alone = rate * math.log(rate / chance)
         alone += (1 - rate) * (log_pass(rate) - math.log1p(-chance)) if rate < 1 else 0.0
         control = -math.log1p(-chance)
-        certain = self.settings.max_bad is None or len(self.found) + len(self.on_trial) < self.settings.max_bad
         enough = rest.bit_count() >= max(1, self.settings.min_group)
-        certain = certain and self._unseen(rest) > math.log(1 - self.settings.confidence)
-        if enough and (control > alone or (certain and 1.5 * control > alone)):
+        if self.settings.max_bad is None:
+            useful = self._unseen(rest) > math.log(1 - self.settings.confidence)
+        else:
+            useful = len(self.found) + len(self.on_trial) < self.settings.max_bad
+        # A control is the next search as well, where there is to be one.
+        if enough and control * (2 if useful else 1) > alone:
             return [Group(rest, max(1, int(0.25 / rate)))]
         return [Group(self._padded(fault.nodes), max(1, int(0.25 / rate)))]
 
@@ -332,11 +335,15 @@ class Planner:
         """Those on trial who are shown to be bad: together against chance, and each given the others."""
         if not self.on_trial:
             return []
-        priors = sum(log_prior(fault, self.settings.size, LINK) for fault in self.on_trial)
+        priors = sum(log_prior(fault, self.settings.size, LINK) for fault in self.on_trial) + self._only()
         if evidence_of_all(self._rows(), self.on_trial, self.rates, priors) < self._need():
             return []
         trial = self.on_trial
         return [fault for fault in trial if self._shown_bad(fault, [other for other in trial if other is not fault])]
+
+    def _only(self) -> float:
+        """Where there is one fault at most, that it is the first of several has no share in the prior."""
+        return math.log(2) if self.settings.max_bad == len(self.on_trial) == 1 else 0.0
 
     def _need(self) -> float:
         return -math.log(1 - self.settings.confidence)
@@ -347,7 +354,7 @@ class Planner:
         need = self._need()
         if not any(row[1] for row in rows if row[0] & fault.nodes != fault.nodes):
             return False  # no control without it has passed
-        prior = log_prior(fault, self.settings.size, LINK)
+        prior = log_prior(fault, self.settings.size, LINK) + self._only()
         if evidence(rows, fault, others, self.rates, prior) < need:
             return False
         if fault.pair:
