@@ -36,6 +36,7 @@ UNKNOWN_RATE = 0.1
 _LEAST_RATE = 0.02  # of what the faults found show: so few of them have a lower rate
 _MOST_RATE = 0.5
 _CRASHES = 24
+_WORTH = 0.8  # of what the best test tells, another must tell to be made at the same time
 _PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
 Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests", "unsettled"]
@@ -185,7 +186,7 @@ class Planner:
         return [Group(rest, repeats)]
 
     def _trial(self) -> list[Group]:
-        """The test that tells most about who is on trial: alone, or everything else."""
+        """The test that tells most about who is on trial, alone or everything else; both at a time if both are worth it."""
         fault = self.on_trial[0]
         others = [*self.found, *self.on_trial[1:]]
         rest = self._rest()
@@ -208,9 +209,13 @@ class Planner:
         else:
             useful = len(self.found) + len(self.on_trial) < self.settings.max_bad
         # A control is the next search as well, where there is to be one.
+        repeats = max(1, int(0.25 / rate))
+        tests_of = [Group(self._padded(fault.nodes), repeats)]
         if enough and control * (2 if useful else 1) > alone:
-            return [Group(rest, max(1, int(0.25 / rate)))]
-        return [Group(self._padded(fault.nodes), max(1, int(0.25 / rate)))]
+            tests_of.insert(0, Group(rest, repeats))
+        elif enough and control > _WORTH * alone:
+            tests_of.append(Group(rest, repeats))
+        return tests_of if alone > _WORTH * control else tests_of[:1]
 
     def _ends_to_test(self, fault: Fault, rows: Rows, others: Sequence[Fault]) -> int | None:
         """One end of a link on trial with everything but the other end, while it could still be a bad node."""
