@@ -95,7 +95,7 @@ def gone(pid: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12 if MANY else 1))
 def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None:
-    """Killed at random, the tests are those of a search that was not, but for the one that ran when it was killed."""
+    """Killed at random, the tests are those of a search that was not, but for those that ran when it was killed."""
     rng = random.Random(seed)
     test = script(tmp_path, "*,n3,*) sleep 0.02; exit 1;; *) sleep 0.02;;")
     arguments = ["find-bad", "--nodes", "n[1-6]", "--test", test, "--max-bad", "1", "--seed", str(seed), "--json"]
@@ -112,7 +112,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None
     result = json.loads(output)
     assert (process.returncode, result["bad"]) == (0, ["n3"])
     ran = len((tmp_path / "ran").read_text().splitlines())
-    assert result["tests"] <= ran <= result["tests"] + kills
+    assert result["tests"] <= ran <= result["tests"] + 2 * kills  # two at a time at most, here
     assert not list(tmp_path.glob("find-bad-????????.jsonl"))
 
 
