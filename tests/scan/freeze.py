@@ -48,6 +48,7 @@ import json, sys, torch
 from bitwitness.scan import suites, work
 device, found = torch.device("cpu"), {}
 with work.settled(device):
+    compiler = "torch._inductor" in sys.modules
     for item in suites.items(("train", "ops", "mix")):
         if sys.argv[1:] and item.id not in sys.argv[1:]:
             continue
@@ -55,7 +56,8 @@ with work.settled(device):
             found[item.id] = work.digest(work.prepare(item, device)())
         except work.Unsupported:
             found[item.id] = ""
-json.dump({"answers": found, "gpu": [one.id for one in suites.items(("train", "ops", "mix"), "cuda")]}, sys.stdout)
+gpu = [one.id for one in suites.items(("train", "ops", "mix"), "cuda")]
+json.dump({"answers": found, "gpu": gpu, "compiler": compiler}, sys.stdout)
 """
 
 

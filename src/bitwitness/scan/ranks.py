@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -45,6 +46,8 @@ def main() -> int:
         return 0
     files = AnswerFiles(given.path)
     settings = Settings.from_json(read_json(files.scan))
+    if settings.played and "train" in settings.suites:
+        import_module("torch._dynamo")  # an optimizer loads it: once for all, which have fewer cores than ranks
     ranks: dict[int, int] = {}
 
     def stop(number: int, frame: object) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.fingerprint import fingerprint_tensors
-from bitwitness.guard.rewind import deterministic
 from bitwitness.scan.items import Item
 from bitwitness.scan.operands import Compute, Operands, Operation, Unsupported
 from bitwitness.scan.operations import OPERATIONS
@@ -158,11 +157,29 @@ def settled(device: torch.device) -> Iterator[None]:
         for kind in sorted({"cpu", device.type}):
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(_put_back())
-        stack.enter_context(deterministic(True))
+        stack.enter_context(_deterministic())
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
         _settle(device)
         yield
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """As the guard does it; but `torch.use_deterministic_algorithms` loads the compiler to tell it as well, which costs seconds in
+    each rank, and nothing is compiled here.
+    """
+    before, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_deterministic_debug_mode("error")
+    torch.backends.cudnn.benchmark = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        torch.backends.cudnn.benchmark = benchmark
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def _settle(device: torch.device) -> None:
