@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 SLOW = (
-    "guard/test_between.py",
     "guard/test_faults.py",
     "cli/test_documentation.py",
     "guard/test_checkpoints.py",
@@ -16,13 +15,18 @@ SLOW = (
     "browser/test_console.py",
     "verdict/test_audit_exhaustive.py",
     "guard/test_placements.py",
+    "scan/test_scan_command.py",
     "guard/test_failures.py",
     "faults/test_survey.py",
     "faults/test_runner.py",
+    "guard/test_between.py",
     "guard/test_files.py",
     "guard/test_saves_interrupted.py",
     "cli/test_demo_ends.py",
     "faults/test_judged.py",
+    "scan/test_communication.py",
+    "scan/test_work.py",
+    "scan/test_ripple.py",
     "supervise/test_cluster.py",
     "web/test_acting.py",
     "fleet/test_controller_kills.py",
