@@ -53,6 +53,7 @@ def imports() -> None:
         "grpc",
         "fastapi",
         "sqlalchemy",
+        "cryptography",
     ):
         assert importlib.util.find_spec(name) is None, f"the base install must not bring {name}"
     assert "site-packages" in (bitwitness.__file__ or ""), bitwitness.__file__
@@ -96,6 +97,17 @@ def fleet(folder: Path) -> None:
     call(*condemned, "--device", "GPU-n1-0", says="admitted")
 
 
+def scan(folder: Path) -> None:
+    """A set of nodes is searched without torch; what computes says what it needs."""
+    test = folder / "test.sh"
+    test.write_text('case ",$1," in *,n3,*) exit 1 ;; esac\n')
+    search = ("find-bad", "--nodes", "n[1-4]", "--test", f"sh {test} {{nodes}}", "--state", folder / "search.jsonl")
+    assert json.loads(call(*search, "--json"))["bad"] == ["n3"]
+    call("scan", "--devices", 3, code=2, says="pip install 'bitwitness[scan]'")
+    call("scan", "key", folder / "key", code=2, says="pip install 'bitwitness[scan]'")
+    call("scan", "show", folder, code=2)
+
+
 def extras(folder: Path) -> None:
     """What needs an extra says which."""
     run_dir, state, token = folder / "run", folder / "state", folder / "token"
@@ -129,6 +141,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         fleet(Path(folder))
+        scan(Path(folder))
         extras(Path(folder))
 
 
