@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from bitwitness.cli.find_bad import read_nodes
 from bitwitness.cli.main import cli
+from bitwitness.scan.groups.running import Running
 
 MANY = bool(os.environ.get("BITWITNESS_EXHAUSTIVE"))
 SCRIPT = """#!/bin/sh
@@ -75,6 +76,19 @@ def test_a_test_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
         gone(int(pid))
 
 
+def test_a_keeper_that_is_killed_takes_its_test_with_it(tmp_path: Path) -> None:
+    """And everything that the test started: whoever kills it may not know of it."""
+    words = ["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/left; echo $$ >> {tmp_path}/left; wait", "{nodes}"]
+    running = Running(words, ["a"], "one", tmp_path)
+    while not (tmp_path / "left").exists() or len((tmp_path / "left").read_text().split()) < 2:
+        time.sleep(0.01)
+    running.process.kill()
+    running.process.wait()
+    for pid in (tmp_path / "left").read_text().split():
+        gone(int(pid))
+    assert running.outcome() == ("not judged", "its keeper was killed")
+
+
 def test_a_command_that_is_not_there_accuses_nobody() -> None:
     code, result = find("--nodes", "a,b", "--test", "/no/such/command {nodes}")
     assert (code, result["bad"], result["finished"]) == (3, [], False)
@@ -112,7 +126,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None
     result = json.loads(output)
     assert (process.returncode, result["bad"]) == (0, ["n3"])
     ran = len((tmp_path / "ran").read_text().splitlines())
-    assert result["tests"] <= ran <= result["tests"] + 2 * kills  # two at a time at most, here
+    assert result["tests"] <= ran <= result["tests"] + 6 * kills  # as many as there are nodes, at a time
     assert not list(tmp_path.glob("find-bad-????????.jsonl"))
 
 

@@ -226,6 +226,17 @@ class Search:
                 return Fault(nodes)
         return None
 
+    def mass(self, fault: Fault) -> float:
+        """How probable it is that it is this fault."""
+        places = [i for i, cell in enumerate(self.cells) if cell & fault.nodes]
+        if self.context & fault.nodes != fault.nodes:
+            return 0.0
+        if not fault.pair:
+            return sum(self._single[places[0]]) / self.cells[places[0]].bit_count()
+        sizes = [self.cells[i].bit_count() for i in places]
+        links = sizes[0] * sizes[1] if len(places) == 2 else sizes[0] * (sizes[0] - 1) / 2
+        return sum(self._pairs.get((places[0], places[-1]), ())) / links
+
     def likeliest(self) -> int:
         """One node of the cell with most mass per node."""
         best = max(range(len(self.cells)), key=lambda i: sum(self._single[i]) / self.cells[i].bit_count())

@@ -37,6 +37,7 @@ _LEAST_RATE = 0.02  # of what the faults found show: so few of them have a lower
 _MOST_RATE = 0.5
 _CRASHES = 24
 _WORTH = 0.8  # of what the best test tells, another must tell to be made at the same time
+_DOUBT = 0.5  # so improbable, a fault on trial is searched again
 _PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
 Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests", "unsettled"]
@@ -62,6 +63,7 @@ class Settings:
     design: Design = "halving"
     min_group: int = 1
     max_tests: int | None = None
+    trust_test: bool = False
     seed: int = 0
 
 
@@ -90,6 +92,7 @@ class Planner:
         self._crashed: dict[int, int] = {}
         self._turn = 0
         self._shown: list[list[float]] = []
+        self._origin: dict[Fault, Search] = {}
         self._spent = 0.0
 
     def nodes_of(self, group: int) -> list[int]:
@@ -211,6 +214,8 @@ class Planner:
         # A control is the next search as well, where there is to be one.
         repeats = max(1, int(0.25 / rate))
         tests_of = [Group(self._padded(fault.nodes), repeats)]
+        if self.settings.trust_test:
+            return [*tests_of, Group(rest, repeats)] if enough and useful else tests_of
         if enough and control * (2 if useful else 1) > alone:
             tests_of.insert(0, Group(rest, repeats))
         elif enough and control > _WORTH * alone:
@@ -248,9 +253,10 @@ class Planner:
             return
         self.record.add(nodes, passed, int(failed))
         if not any(fault.nodes & nodes == fault.nodes for fault in self.found):
-            for search in self.searches:
+            for search in [*self.searches, *(self._origin[fault] for fault in self.on_trial)]:
                 company = (nodes & ~search.context).bit_count()
                 search.told(nodes, passed, failed, trusted=company < self.settings.min_group)
+        self._doubt()
         self._try()
         self._cover()
         self._exchange()
@@ -290,6 +296,15 @@ class Planner:
                 self.searches.remove(search)
                 if fault not in self.on_trial:
                     self.on_trial.append(fault)
+                    self._origin[fault] = search
+
+    def _doubt(self) -> None:
+        """Who is on trial is no longer, once tests say that it is somebody else of the group that failed."""
+        for fault in list(self.on_trial):
+            search = self._origin[fault]
+            if search.mass(fault) < _DOUBT and search.context & ~fault.nodes:
+                self.on_trial.remove(fault)
+                self.searches.append(search)
 
     def _cover(self) -> None:
         """Every failure must have an explanation: found, on trial, or being searched."""
@@ -315,6 +330,7 @@ class Planner:
             ends = [fault, *(Fault(1 << end) for end in bits(fault.nodes))]
             logs = [fit(rows, (*others, one), self.rates)[1] + log_prior(one, self.settings.size, LINK) for one in ends]
             self.on_trial[i] = ends[max(range(len(ends)), key=logs.__getitem__)]
+            self._origin.setdefault(self.on_trial[i], self._origin[fault])
         self.on_trial = list(dict.fromkeys(self.on_trial))
 
     def _drop_needless(self) -> None:
@@ -340,11 +356,26 @@ class Planner:
         """Those on trial who are shown to be bad: together against chance, and each given the others."""
         if not self.on_trial:
             return []
+        if self.settings.trust_test:
+            return [fault for fault in self.on_trial if self._failed_alone(fault)]
         priors = sum(log_prior(fault, self.settings.size, LINK) for fault in self.on_trial) + self._only()
         if evidence_of_all(self._rows(), self.on_trial, self.rates, priors) < self._need():
             return []
         trial = self.on_trial
         return [fault for fault in trial if self._shown_bad(fault, [other for other in trial if other is not fault])]
+
+    def _failed_alone(self, fault: Fault) -> bool:
+        """Whether a group that holds nothing else failed; or, where groups must be larger, nobody else can be it."""
+        others = [other for other in self.on_trial if other != fault]
+        rows = self._rows()
+        if fault.pair and self._ends_to_test(fault, rows, [*self.found, *others]) is not None:
+            return False
+        if any(group == fault.nodes and failed for group, _, failed in rows):
+            return True
+        if self.settings.min_group <= fault.nodes.bit_count():
+            return False
+        sure = self._origin[fault].mass(fault) >= self.settings.confidence
+        return sure and (fault.pair or self._alone(fault, rows, others, self._need()))
 
     def _only(self) -> float:
         """Where there is one fault at most, that it is the first of several has no share in the prior."""
@@ -446,6 +477,8 @@ class Planner:
         return any(self.record.passes) or self._rest().bit_count() >= max(1, self.settings.min_group)
 
     def _means_nothing(self) -> bool:
+        if self.settings.trust_test:
+            return False
         faults = list(self.on_trial)
         rows = self._rows()
         priors = sum(log_prior(fault, self.settings.size, LINK) for fault in faults)

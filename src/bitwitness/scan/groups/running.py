@@ -1,7 +1,7 @@
 """Running the user's command for one group: what it printed is kept, and it never outlives us.
 
 The command is split like a shell would and started without one, as the first of its own process group. A small process of
-ours stands between: the kernel kills it when we die, however we die, and it takes the group with it by the pipe that closes.
+ours stands between (`keeper`): it ends the group when we die, however we die, and the group ends also if the keeper is killed.
 """
 
 from __future__ import annotations
@@ -18,34 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from bitwitness.errors import ConfigurationError
+from bitwitness.scan.groups import keeper
 
 Outcome = Literal["passed", "failed", "not judged"]
 
 WORDS = ("nodes", "count", "nodefile", "first")
-_KEEPER = """
-import os, signal, subprocess, sys, threading
-parent = os.fdopen(0, "rb", closefd=False)
-nothing = open(os.devnull, "rb")
-try:
-    child = subprocess.Popen(sys.argv[1:], stdin=nothing, start_new_session=True)
-except OSError as error:
-    sys.stderr.write(f"cannot be started: {error}\\n")
-    os._exit(127)
-def watch():
-    parent.read()
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    os._exit(126)
-threading.Thread(target=watch, daemon=True).start()
-code = child.wait()
-try:
-    os.killpg(child.pid, signal.SIGKILL)
-except (ProcessLookupError, PermissionError):
-    pass
-os._exit(code if 0 <= code < 256 else 125)
-"""
 
 
 def check_template(template: str) -> list[str]:
@@ -105,7 +82,7 @@ class Running:
         try:
             with self.log.open("wb") as output:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-S", "-E", "-c", _KEEPER, *command(words, nodes, nodefile)],
+                    [sys.executable, "-I", "-S", keeper.__file__, *command(words, nodes, nodefile)],
                     stdin=read,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -127,8 +104,12 @@ class Running:
             return "passed", ""
         if code == 1:
             return "failed", ""
-        words = {125: "ended by a signal", 126: "not run or ended", 127: "could not be started"}
-        return "not judged", words.get(code, f"exit status {code}")
+        words = {
+            keeper.SIGNALLED: "ended by a signal",
+            keeper.ENDED: "not run or ended",
+            keeper.NOT_STARTED: "could not be started",
+        }
+        return "not judged", words.get(code, f"exit status {code}" if code > 0 else "its keeper was killed")
 
     def kill(self) -> None:
         """End it and everything that it started."""
