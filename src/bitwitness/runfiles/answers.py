@@ -29,6 +29,10 @@ RIPPLE = "ripple"
 _RANK = re.compile(r"rank-(\d{5,})\.json")
 
 
+_MOST_COUNTED, _MOST_SECONDS = 10**9, 1e9
+"""In one record: whatever says more was not written by a rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Who answers.
@@ -76,6 +80,8 @@ class Sheet:
     Attributes:
         device: who.
         answers: by item, how often it gave which answer (a digest in hexadecimal).
+        operands: by item, how many sets of operands gave just these answers, by the answers in order. Where there is none, as in a
+            sheet that was made by hand, each answer counts as one from operands of its own.
         ended: how it ended: `done`, a reason, or "" where it has not ended, or was ended.
         seconds: that it has worked.
         last: time of its last record.
@@ -86,6 +92,7 @@ class Sheet:
     ended: str = ""
     seconds: float = 0.0
     last: str = ""
+    operands: dict[str, dict[tuple[str, ...], int]] = field(default_factory=dict)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take note of one record of its journal; what is no answer and no end is skipped."""
@@ -93,14 +100,40 @@ class Sheet:
         if record.get("kind") == "end":
             self.ended = str(record.get("why", "")) or "done"
         elif record.get("kind") == "answer":
-            item, digest, count = record.get("item"), record.get("digest"), record.get("count")
-            seconds = record.get("seconds", 0.0)
-            if not (isinstance(item, str) and isinstance(digest, str) and isinstance(count, int) and count > 0):
-                return
-            found = self.answers.setdefault(item, {})
+            self._take_answers(record)
+
+    def _take_answers(self, record: Mapping[str, Any]) -> None:
+        """A record says what came of some sets of operands: one answer, how often; or several, of one set."""
+        item, given = record.get("item"), record.get("answers")
+        answers: dict[Any, Any] = given if isinstance(given, dict) else {record.get("digest"): record.get("count")}
+        whole = all(isinstance(digest, str) and _is_count(count) for digest, count in answers.items())
+        if not isinstance(item, str) or not answers or not whole:
+            return
+        found = self.answers.setdefault(item, {})
+        for digest, count in answers.items():
             found[digest] = found.get(digest, 0) + count
-            self.seconds += seconds if isinstance(seconds, int | float) else 0.0
-            self.ended = ""
+        batches, seconds = record.get("batches", 1), record.get("seconds", 0.0)
+        came = self.operands.setdefault(item, {})
+        names = tuple(sorted(answers))
+        came[names] = came.get(names, 0) + (min(batches, sum(answers.values())) if _is_count(batches) else 1)
+        if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS:
+            self.seconds += seconds
+
+    def sets(self, item: str) -> int:
+        """From how many sets of operands its answers to an item came."""
+        came = self.operands.get(item)
+        return sum(came.values()) if came is not None else sum(self.answers.get(item, {}).values())
+
+    def sets_with_other(self, item: str, right: str) -> int:
+        """From how many of them an answer came that is not this one."""
+        came = self.operands.get(item)
+        if came is None:
+            return sum(count for digest, count in self.answers.get(item, {}).items() if digest != right)
+        return sum(count for digests, count in came.items() if digests != (right,))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_COUNTED
 
 
 class AnswerFiles:
@@ -120,8 +153,10 @@ class AnswerFiles:
                 raise RunFilesError(f"{folder} cannot be made: {error.strerror or error}") from error
 
     def introduce(self, device: Device) -> Journal:
-        """Say who a rank is, and open the journal of its answers: `append("answer", {"item", "digest", "count", "seconds"})`
-        for answers since the last such record, `append("end", {"why": "done"})` at the end.
+        """Say who a rank is, and open the journal of its answers: `append("answer", {"item", "digest", "count", "batches", "seconds"})`
+        for answers since the last such record, with the number of sets of operands that they came from; `append("answer", {"item",
+        "answers": {digest: count}, "batches": 1, "seconds"})` for one set of which different ones came; `append("end", {"why":
+        "done"})` at the end.
         """
         write_json(self.path / "ranks" / f"rank-{device.rank:05d}.json", device.to_json())
         return Journal(self.answers(device.rank), device.rank)
@@ -138,8 +173,16 @@ class AnswerFiles:
         return sorted(int(found[1]) for found in names if found)
 
     def device(self, rank: int) -> Device:
-        """Who a rank is."""
-        return Device.from_json(read_json(self.path / "ranks" / f"rank-{rank:05d}.json"))
+        """Who a rank is.
+
+        Raises:
+            RunFilesError: nothing says so, or it is about another rank.
+        """
+        path = self.path / "ranks" / f"rank-{rank:05d}.json"
+        device = Device.from_json(read_json(path))
+        if device.rank != rank:
+            raise RunFilesError(f"{path} is about rank {device.rank}: it was not written by rank {rank}")
+        return device
 
     def sheet(self, rank: int) -> Sheet:
         """All that a rank has answered so far. What is torn or no answer is skipped."""

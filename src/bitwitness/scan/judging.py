@@ -1,15 +1,16 @@
-"""Answers -> who is wrong: pure, the only place of a scan that can accuse a device.
+"""Answers -> who is wrong: pure, the only place of a scan that can accuse a device of what it computed.
 
 What must be told apart is a device that computes wrongly, and everything that looks like one: work that does not repeat, a
-configuration of one node that the kind does not name, a golden file of something else, a rare race in software. So
+configuration of one node that the kind does not name, a golden file of something else, a rare race in software, one set of operands
+that was damaged in memory. So
 
 - a right answer is what at least two devices gave each time they were asked, if three were asked and more than half of those gave it;
 - somebody who always answers otherwise is accused only where that cannot be the configuration of a node: others agree on the same
   node, or on two other nodes. Who sometimes answers rightly has answered the question of configuration;
-- an item that many devices get wrong accuses nobody;
-- wrong answers must gather on one device. If they came from software alike on all, each would fall on a device by chance; a device
-  is accused only where so many on it have a probability of at most `CHANCE` (binomial, by how much each device computed, times
-  the number of devices). One wrong answer is a strike and no more (DESIGN section 3, rule 2).
+- an item that many devices get wrong accuses nobody, and golden answers that all devices contradict accuse nobody;
+- wrong answers from one set of operands are one event, and events must gather on one device (`concentrating`). One is a strike and no
+  more (DESIGN section 3, rule 2);
+- who answered otherwise and is not accused has not passed.
 
 The bound of an error rate after n right answers is -ln(1 - confidence) / n, about 3 / n at 95 % (the "rule of three", Hanley and
 Lippman-Hand, JAMA 1983).
@@ -22,17 +23,19 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bitwitness.errors import ConfigurationError
 from bitwitness.runfiles.answers import Sheet
-from bitwitness.scan.chance import tail
+from bitwitness.scan.concentrating import CHANCE, LEAST_EVENTS, Events
 from bitwitness.scan.items import Item
-from bitwitness.scan.results import DeviceResult, Finding, Judgement, Unjudged
-
-CHANCE = 1e-3
-"""At most so probable may it be that wrong answers which fall on devices by chance gather on one as they did."""
+from bitwitness.scan.results import DeviceResult, Finding, Judgement, Standing, Unjudged
 
 _FITS = 0.75
 """Of the golden answers, a device must give so many before the others accuse it: else it is another configuration."""
 _LEAST_KNOWN = 3
+_ENOUGH = 0.5
+"""Of the items that a device computed, so many must have a right answer before it passes by them."""
+_NAMED = 8
+"""Devices that are named as backing an answer; of all there is the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +49,6 @@ class Known:
 
 Golden = Mapping[str, Mapping[str, Known]]
 """By the name of a kind, by the id of an item."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """The right answer to an item, and who backs it: ranks that gave it each time."""
-
-    digest: str
-    backers: frozenset[int]
-    golden: Known | None
 
 
 def judge(
@@ -76,7 +70,7 @@ def judge(
     for name, group in kinds.items():
         one = _Kind(group, (golden or {}).get(name, {}))
         results += [one.result(sheet, confidence, running) for sheet in group]
-        unjudged += one.unjudged()
+        unjudged += [Unjudged(item, why) for item, why in sorted(one.why.items())]
     return Judgement(
         tuple(sorted(results, key=lambda result: result.rank)), unjudged=tuple(unjudged), confidence=confidence
     )
@@ -94,84 +88,142 @@ def bound(calls: int, confidence: float) -> float:
 
 
 class _Kind:
-    """The devices of one kind."""
+    """The devices of one kind.
+
+    A look at ten thousand devices and five hundred items must not take minutes: each answer is looked at a few times, and whatever is
+    about wrong ones is made for the items that have some.
+    """
 
     def __init__(self, sheets: Sequence[Sheet], known: Mapping[str, Known]) -> None:
         self.sheets = sheets
         self.known = known
-        self.nodes = {sheet.device.rank: sheet.device.node for sheet in sheets}
-        self.items = sorted({item for sheet in sheets for item in sheet.answers})
         self.why: dict[str, str] = {}
-        self.references: dict[str, _Reference] = {}
-        for item in self.items:
-            found = self._reference(item)
-            if isinstance(found, str):
-                self.why[item] = found
-            else:
-                self.references[item] = found
-        self.findings = {sheet.device.rank: self._findings(sheet) for sheet in sheets}
-        self._excuse_what_many_get_wrong()
-        self.calls = {sheet.device.rank: self._calls(sheet) for sheet in sheets}
-
-    def unjudged(self) -> list[Unjudged]:
-        """The items that judged nobody."""
-        return [Unjudged(item, why) for item, why in sorted(self.why.items())]
+        devices = Counter(sheet.device.device for sheet in sheets)
+        self.shared = {sheet.device.rank for sheet in sheets if devices[sheet.device.device] > 1}
+        self.voters = [sheet for sheet in sheets if sheet.device.rank not in self.shared]
+        self.contradicted: set[str] = set()
+        self.right = self._right_answers()
+        odd = self._odd()
+        self.events = Events(self.voters, {item: self.right[item] for items in odd.values() for item in items}, known)
+        excused = self._excused(odd)
+        self.findings: dict[int, list[Finding]] = {}
+        self.doubts: dict[int, list[str]] = {}
+        for sheet in self.voters:
+            self._look_at(sheet, odd[sheet.device.rank], excused)
+        self.convicted = self._convicted()
 
     # What is right ---------------------------------------------------------------------------------------------------
 
-    def _reference(self, item: str) -> _Reference | str:
-        """The right answer, or why there is none."""
-        steady: dict[str, set[int]] = defaultdict(set)
-        having = 0
-        for sheet in self.sheets:
-            answers = sheet.answers.get(item)
-            if answers is None:
-                continue
-            having += 1
-            if len(answers) == 1 and sum(answers.values()) > 1:
-                steady[next(iter(answers))].add(sheet.device.rank)
+    def _right_answers(self) -> dict[str, str]:
+        """The right answer to each item that has one; why the others have none is noted."""
+        having: Counter[str] = Counter()
+        steady: dict[str, Counter[str]] = defaultdict(Counter)
+        for sheet in self.voters:
+            for item, answers in sheet.answers.items():
+                having[item] += 1
+                if len(answers) == 1:
+                    ((digest, calls),) = answers.items()
+                    if calls > 1:
+                        steady[item][digest] += 1
+        right = {}
+        for item in sorted(having):
+            found = self._right_answer(item, having[item], steady[item])
+            if found is not None:
+                right[item] = found
+        return right
+
+    def _right_answer(self, item: str, having: int, steady: Mapping[str, int]) -> str | None:
         known = self.known.get(item)
-        for digest, ranks in steady.items():
-            if having < 3 or len(ranks) < 2 or 2 * len(ranks) <= having:
+        for digest, devices in steady.items():
+            if having < 3 or devices < 2 or 2 * devices <= having:
                 continue
             if known is not None and known.digest != digest:
-                return (
-                    f"{len(ranks)} devices agree on {digest[:16]}, the golden file says {known.digest[:16]}: it is of another "
+                self.contradicted.add(item)
+                self.why[item] = (
+                    f"{devices} devices agree on {digest[:16]}, the golden file says {known.digest[:16]}: it is of another "
                     "configuration than the kind names, or wrong; learn it anew"
                 )
-            return _Reference(digest, frozenset(ranks), known)
+                return None
+            return digest
         if known is not None:
-            return _Reference(known.digest, frozenset(steady.get(known.digest, ())), known)
+            return known.digest
         if having < 3:
-            return f"{having} device(s) of this kind computed it: three must be compared, or give golden answers"
-        if len(steady) > 1:
-            return f"the devices are divided between {len(steady)} answers: software or configuration, which the kind does not name"
-        return "it does not repeat on most devices: software, or work that cannot be compared"
+            why = f"{having} device(s) of this kind computed it: three must be compared, or give golden answers"
+        elif len(steady) > 1:
+            why = f"the devices are divided between {len(steady)} answers: software or configuration, which the kind does not name"
+        else:
+            why = "it does not repeat on most devices: software, or work that cannot be compared"
+        self.why[item] = why
+        return None
 
     # Who is wrong ----------------------------------------------------------------------------------------------------
 
-    def _findings(self, sheet: Sheet) -> list[Finding]:
-        fits = self._fits_golden(sheet)
-        found = []
-        for item, reference in self.references.items():
-            answers = sheet.answers.get(item, {})
-            if set(answers) <= {reference.digest}:
-                continue
-            if not self._may_accuse(sheet, reference, answers) and not (reference.golden is not None and fits):
-                continue
-            backers = [one.device.device for one in self.sheets if one.device.rank in reference.backers]
-            found.append(Finding(item, reference.digest, answers, tuple(backers), reference.golden is not None))
-        return found
+    def _odd(self) -> dict[int, list[str]]:
+        """By rank, the items that it answered otherwise than rightly at least once."""
+        right = self.right
+        return {
+            sheet.device.rank: [
+                item
+                for item, answers in sheet.answers.items()
+                if item in right and not (len(answers) == 1 and right[item] in answers)
+            ]
+            for sheet in self.voters
+        }
 
-    def _may_accuse(self, sheet: Sheet, reference: _Reference, answers: Mapping[str, int]) -> bool:
+    def _excused(self, odd: Mapping[int, list[str]]) -> set[str]:
+        """Items that more than a quarter of the devices, and more than one, get wrong: they have no right answer any more."""
+        wrong = Counter(item for items in odd.values() for item in items)
+        excused = set()
+        for item, devices in wrong.items():
+            having = self.events.having(item)
+            if devices > max(1, having // 4):
+                excused.add(item)
+                self.why[item] = f"{devices} of {having} devices got it wrong: software, or work that does not repeat"
+                del self.right[item]
+        return excused
+
+    def _look_at(self, sheet: Sheet, odd: Sequence[str], excused: set[str]) -> None:
+        """What one device is accused of, and what keeps it from passing."""
+        rank, findings, doubts = sheet.device.rank, [], []
+        fits = bool(odd) and self._fits_golden(sheet)
+        for item in odd:
+            if item in excused:
+                doubts.append(f"it got {item} wrong, as many others did, so that nobody is judged by that")
+                continue
+            backers = self.events.backers(item, rank)
+            if self._may_accuse(sheet, item, backers) or (item in self.known and fits):
+                names = tuple(device for device, _ in backers[:_NAMED])
+                answers = sheet.answers[item]
+                findings.append(
+                    Finding(
+                        item,
+                        self.right[item],
+                        answers,
+                        names,
+                        item in self.known,
+                        len(backers),
+                        self.events.of(item, rank),
+                    )
+                )
+            else:
+                doubts.append(
+                    f"it always answers {item} otherwise than the others, and that may be how its node is set up"
+                    if backers
+                    else f"it answers {item} otherwise than golden answers say, and too few others like them: another configuration"
+                )
+        if self.contradicted:
+            against = [item for item in self.contradicted if item in sheet.answers]
+            doubts += [f"it contradicts the golden answer to {item}, as the others do" for item in against[:1]]
+        self.findings[rank], self.doubts[rank] = findings, doubts
+
+    def _may_accuse(self, sheet: Sheet, item: str, backers: Sequence[tuple[str, str]]) -> bool:
         """Whether the others' agreement says that this device is wrong, rather than configured otherwise."""
-        backers = reference.backers - {sheet.device.rank}
         if len(backers) < 2:
             return False
-        if reference.digest in answers:
+        if self.right[item] in sheet.answers[item]:
             return True
-        where = {self.nodes[rank] for rank in backers}
-        return sheet.device.node in where or len(where) >= 2
+        nodes = {node for _, node in backers}
+        return sheet.device.node in nodes or len(nodes) >= 2
 
     def _fits_golden(self, sheet: Sheet) -> bool:
         """Whether it answers most of what is known as is known: one that does not is configured otherwise."""
@@ -179,69 +231,111 @@ class _Kind:
         right = sum(self.known[item].digest in sheet.answers[item] for item in asked)
         return len(asked) >= _LEAST_KNOWN and right >= _FITS * len(asked)
 
-    def _excuse_what_many_get_wrong(self) -> None:
-        """An item that more than a quarter of the devices get wrong, and more than one, accuses nobody."""
-        wrong = Counter(finding.item for found in self.findings.values() for finding in found)
-        for item, devices in wrong.items():
-            having = sum(item in sheet.answers for sheet in self.sheets)
-            if devices > max(1, having // 4):
-                self.why[item] = f"{devices} of {having} devices got it wrong: software, or work that does not repeat"
-                del self.references[item]
-        for rank, found in self.findings.items():
-            self.findings[rank] = [finding for finding in found if finding.item in self.references]
-
-    def _calls(self, sheet: Sheet) -> dict[str, int]:
-        """How often it computed each item that judges it."""
-        accused = {finding.item for finding in self.findings[sheet.device.rank]}
-        calls = {}
-        for item, reference in self.references.items():
-            answers = sheet.answers.get(item, {})
-            if item in accused or set(answers) == {reference.digest}:
-                calls[item] = sum(answers.values())
-        return calls
-
-    def _chance(self, rank: int) -> float:
-        """How probable it is that so many of the wrong answers fall on this device by chance."""
-        wrong = {one: sum(finding.wrong for finding in found) for one, found in self.findings.items()}
-        total, own = sum(wrong.values()), wrong[rank]
-        learned = sum(reference.golden.calls for reference in self.references.values() if reference.golden is not None)
-        calls = {one: sum(found.values()) for one, found in self.calls.items()}
-        share = calls[rank] / (sum(calls.values()) + learned)
-        return min(1.0, len(self.sheets) * tail(total, own, share))
+    def _convicted(self) -> set[int]:
+        """The ranks on which wrong answers gather; once it is known whose some were, they no longer hide those of another."""
+        accused = {
+            sheet.device.rank: (sheet.device, [finding.item for finding in self.findings[sheet.device.rank]])
+            for sheet in self.voters
+            if sum(finding.events for finding in self.findings[sheet.device.rank]) >= LEAST_EVENTS
+        }
+        convicted: set[int] = set()
+        while True:
+            now = {
+                rank
+                for rank, about in accused.items()
+                if rank not in convicted and self.events.chance(*about) <= CHANCE
+            }
+            if not now:
+                return convicted
+            convicted |= now
+            self.events.leave_out(now)
 
     # What is said of it ----------------------------------------------------------------------------------------------
 
     def result(self, sheet: Sheet, confidence: float, running: bool) -> DeviceResult:
         """What is concluded about one device."""
-        who = sheet.device
-        findings, calls = self.findings[who.rank], self.calls[who.rank]
-        total, wrong = sum(calls.values()), sum(finding.wrong for finding in findings)
-        by_kind: Counter[str] = Counter()
-        for item, count in calls.items():
-            by_kind[_kind_of(item)] += count
+        rank = sheet.device.rank
+        findings, doubts = self.findings.get(rank, []), self.doubts.get(rank, [])
+        items, by_kind = self._judged_by(sheet)
+        calls, wrong = sum(by_kind.values()), sum(finding.wrong for finding in findings)
+        limit = bound(calls, confidence)
+        standing, reason = self._standing(sheet, findings, doubts, items, calls, limit, confidence, running)
+        return DeviceResult(
+            rank,
+            sheet.device.node,
+            sheet.device.device,
+            sheet.device.kind_name,
+            standing,
+            reason,
+            calls,
+            wrong,
+            limit if standing == "pass" else None,
+            by_kind,
+            tuple(findings),
+        )
 
-        def made(standing: str, reason: str, limit: float | None = None) -> DeviceResult:
-            about = (who.rank, who.node, who.device, who.kind_name)
-            return DeviceResult(*about, standing, reason, total, wrong, limit, dict(by_kind), tuple(findings))  # type: ignore[arg-type]
+    def _judged_by(self, sheet: Sheet) -> tuple[int, dict[str, int]]:
+        """How many items judge it, and how often it computed them, by what was computed."""
+        if sheet.device.rank in self.shared:
+            return 0, {}
+        items, found = 0, dict[str, int]()
+        for item, answers in sheet.answers.items():
+            if item in self.right:
+                items += 1
+                kind = _kind_of(item)
+                found[kind] = found.get(kind, 0) + sum(answers.values())
+        return items, dict(sorted(found.items()))
 
-        if wrong and self._chance(who.rank) <= CHANCE:
-            worst = max(findings, key=lambda finding: finding.wrong)
-            said = f"{wrong} of {total} answers were wrong, in {len(findings)} item(s), most of them in {worst.item}"
-            return made("fail", f"{said}; {_backing(worst)}")
-        if wrong:
-            said = f"{wrong} of {total} answers were wrong ({findings[0].item})"
-            return made(
-                "not judged", f"{said}: too few to tell it from a rare fault of software; scan it again, longer"
+    def _standing(
+        self,
+        sheet: Sheet,
+        findings: Sequence[Finding],
+        doubts: Sequence[str],
+        items: int,
+        calls: int,
+        limit: float,
+        confidence: float,
+        running: bool,
+    ) -> tuple[Standing, str]:
+        """Its standing, and why: an accusation first, then whatever keeps it from passing."""
+        if sheet.device.rank in self.shared:
+            return "not judged", (
+                f"other ranks of this scan are the same device ({sheet.device.device}): agreement with oneself is no evidence; "
+                "give each rank a device of its own"
             )
+        if findings:
+            return self._accused(sheet, findings, calls)
+        if doubts:
+            more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
+            return "not judged", f"{doubts[0]}{more}"
         if sheet.ended not in ("", "done"):
-            return made("not judged", f"it did not come to its end: {sheet.ended}")
+            return "not judged", f"it did not come to its end: {sheet.ended}"
         if not sheet.ended and not running:
-            return made("not judged", "it stopped answering, and nothing says why: look at its node")
-        if not total:
-            return made("not judged", self._why_nothing(sheet))
-        limit = bound(total, confidence)
-        return made(
-            "pass", f"{total} answers right: its error rate is below {limit:.2g} per call ({confidence:.0%})", limit
+            return "not judged", "it stopped answering, and nothing says why: look at its node"
+        if not calls:
+            return "not judged", self._why_nothing(sheet)
+        if items < _ENOUGH * len(sheet.answers):
+            return "not judged", f"only {items} of {len(sheet.answers)} items judge it: {self._why_nothing(sheet)}"
+        if limit >= 1:
+            return "not judged", f"{calls} answers are too few to say anything: scan it longer"
+        return "pass", f"{calls} answers right: its error rate is below {limit:.2g} per call ({confidence:.0%})"
+
+    def _accused(self, sheet: Sheet, findings: Sequence[Finding], calls: int) -> tuple[Standing, str]:
+        """Whether its wrong answers are enough to say that it is the device."""
+        wrong, events = sum(finding.wrong for finding in findings), sum(finding.events for finding in findings)
+        worst = max(findings, key=lambda finding: (finding.wrong, finding.item))
+        said = f"{wrong} of {calls} answers were wrong"
+        if sheet.device.rank in self.convicted:
+            return "fail", f"{said}, in {len(findings)} item(s), most of them in {worst.item}; {_backing(worst)}"
+        beside = self.events.elsewhere_on_node(sheet.device, [one.item for one in findings])
+        if beside:
+            return "not judged", (
+                f"{said} ({worst.item}), and so were answers of {beside} other device(s) of node {sheet.device.node}: what these "
+                "share, or how the node is set up; look at the node"
+            )
+        return "not judged", (
+            f"{said} ({worst.item}), from {events} set(s) of operands: that does not tell it from a rare fault of software, or from one "
+            "that others have too; scan it again, longer"
         )
 
     def _why_nothing(self, sheet: Sheet) -> str:
@@ -249,23 +343,32 @@ class _Kind:
             return "it has answered nothing"
         if any(item in self.known for item in sheet.answers) and not self._fits_golden(sheet):
             return "it fits too few of the golden answers to be judged by them: its configuration is another one"
-        if len(self.sheets) < 3:
+        if len(self.voters) < 3:
             return (
-                f"{len(self.sheets)} device(s) of its kind ({sheet.device.kind_name}): three must be compared, or give golden "
+                f"{len(self.voters)} device(s) of its kind ({sheet.device.kind_name}): three must be compared, or give golden "
                 "answers (--golden)"
             )
-        why = Counter(
-            self.why.get(item, "it answers otherwise than the others, and that may be how its node is set up")
-            for item in sheet.answers
-        )
-        return why.most_common(1)[0][0]
+        why = Counter(self.why[item] for item in sheet.answers if item in self.why)
+        return why.most_common(1)[0][0] if why else "nothing that it computed has a right answer"
 
 
 def _backing(finding: Finding) -> str:
-    backed = f"{len(finding.backed_by)} device(s) of its kind gave the right one each time" if finding.backed_by else ""
+    backed = f"{finding.backers} device(s) of its kind gave the right one each time" if finding.backers else ""
     golden = "the golden file says the same" if finding.golden else ""
     return " and ".join(part for part in (backed, golden) if part)
 
 
+_kinds: dict[str, str] = {}
+
+
 def _kind_of(item: str) -> str:
-    return Item.parse(item).kind
+    """What an item is counted with; it is asked for each item of each device, so that names are taken apart once."""
+    found = _kinds.get(item)
+    if found is None:
+        try:
+            found = Item.parse(item).kind
+        except ConfigurationError:
+            found = "other"
+        if len(_kinds) < 100_000:
+            _kinds[item] = found
+    return found

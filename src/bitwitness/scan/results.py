@@ -18,8 +18,10 @@ class Finding:
         item: its id.
         expected: the answer of the others, a digest in hexadecimal.
         answers: by answer, how often this device gave it; the right one among them, if it ever did.
-        backed_by: the devices that gave `expected` every time.
+        backed_by: some of the devices that gave `expected` every time.
         golden: whether a golden file says the same.
+        backers: how many devices gave `expected` every time.
+        events: from how many sets of operands wrong answers came: those from one set are one piece of evidence.
     """
 
     item: str
@@ -27,6 +29,8 @@ class Finding:
     answers: Mapping[str, int]
     backed_by: tuple[str, ...]
     golden: bool = False
+    backers: int = 0
+    events: int = 0
 
     @property
     def calls(self) -> int:

@@ -86,7 +86,8 @@ class Worker:
         self._striker = Striker(settings.drills, device.rank, settings.seed)
         self._keeper = Keeper(files, settings, device)
         self._heartbeat = Heartbeat(files, device.rank)
-        self._tally: dict[tuple[str, str], tuple[int, float]] = {}
+        self._tally: dict[tuple[str, str], tuple[int, int, float]] = {}
+        self._of_batch: Counter[str] = Counter()
         self._own: dict[str, Counter[str]] = defaultdict(Counter)
         self._focus: dict[str, str] = {}
         self._focus_seen = 0
@@ -208,21 +209,32 @@ class Worker:
         begun = time.monotonic()
         lasts = min(_LONGEST_BATCH, max(_BATCH, begun - before))
         done = 0
-        while done < calls if calls is not None else time.monotonic() - begun < lasts:
-            outputs, answer = self._call(item, compute)
-            done += 1
-            self._look_closer(item, answer, outputs, compute)
-            if self._over():
-                break
+        self._of_batch.clear()
+        try:
+            while done < calls if calls is not None else time.monotonic() - begun < lasts:
+                outputs, answer = self._call(compute)
+                done += 1
+                self._look_closer(item, answer, outputs, compute)
+                if self._over():
+                    break
+        finally:
+            self._count_batch(item, time.monotonic() - begun)
 
-    def _call(self, item: Item, compute: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], str]:
+    def _call(self, compute: Callable[[], Sequence[Tensor]]) -> tuple[Sequence[Tensor], str]:
         """Compute once, and count the answer."""
-        before = time.monotonic()
         outputs = self._striker.strike(compute())
         answer = digest(list(outputs))
-        count, seconds = self._tally.get((item.id, answer), (0, 0.0))
-        self._tally[item.id, answer] = (count + 1, seconds + time.monotonic() - before)
+        self._of_batch[answer] += 1
         return outputs, answer
+
+    def _count_batch(self, item: Item, seconds: float) -> None:
+        """What came of one set of operands: with those that gave the same, or by itself where several answers came of it."""
+        if len(self._of_batch) > 1:
+            answers = {"answers": dict(self._of_batch), "batches": 1, "seconds": round(seconds, 6)}
+            self._journal.append("answer", {"item": item.id, **answers})
+        for answer, count in self._of_batch.items() if len(self._of_batch) == 1 else ():
+            calls, batches, spent = self._tally.get((item.id, answer), (0, 0, 0.0))
+            self._tally[item.id, answer] = (calls + count, batches + 1, spent + seconds)
 
     def _look_closer(
         self, item: Item, answer: str, outputs: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]
@@ -237,7 +249,7 @@ class Worker:
         kept = [output.detach().to("cpu", copy=True) for output in outputs]
         right = None
         for _ in range(3):
-            again, other = self._call(item, compute)
+            again, other = self._call(compute)
             own[other] += 1
             if other == expected:
                 right = [output.detach().to("cpu") for output in again]
@@ -273,10 +285,9 @@ class Worker:
 
     def _record(self) -> None:
         """Write the answers since the last time."""
-        for (item, answer), (count, seconds) in self._tally.items():
-            self._journal.append(
-                "answer", {"item": item, "digest": answer, "count": count, "seconds": round(seconds, 6)}
-            )
+        for (item, answer), (count, batches, seconds) in self._tally.items():
+            said = {"digest": answer, "count": count, "batches": batches, "seconds": round(seconds, 6)}
+            self._journal.append("answer", {"item": item, **said})
         self._tally.clear()
         self._recorded = time.monotonic()
 
