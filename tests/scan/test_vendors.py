@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -283,3 +284,42 @@ def test_what_was_asked_for_and_is_not_there_is_not_judged(programs: Path, name:
 def test_bad_words_are_refused(which: list[str], level: int, timeout: float | None) -> None:
     with pytest.raises(ConfigurationError):
         vendors.run(which, level, timeout, "n1")
+
+
+def _hanging(programs: Path, pids: Path) -> None:
+    """A diagnostic that ends for nobody, with a child; once it runs, `pids` has their numbers."""
+    body = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pids) + '.new'!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(pids) + '.new'!r}, {str(pids)!r})\n"
+        "time.sleep(600)"
+    )
+    program(programs, "dcgmi", four((4, "Pass", [])), body=body)
+
+
+def test_asked_to_stop_it_ends_the_one_that_runs_and_starts_no_other(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    _hanging(programs, pids)
+    program(programs, "rvs", TABLE)
+    monkeypatch.setattr(running, "_GRACE", 0.2)
+    voices = vendors.run(["dcgm", "rvs"], 1, None, "n1", pids.exists)
+    assert told(voices) == [("", "not judged", "none")] * 2
+    assert ["interrupted" in one.reason for one in voices] == [True, True]
+    assert not (programs / "rvs.args").exists()
+    assert not any(map(_lives, map(int, pids.read_text().split())))
+
+
+def test_a_kill_of_who_runs_it_ends_it_with_all_that_it_started(programs: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    _hanging(programs, pids)
+    code = "from bitwitness.scan import vendors; vendors.run(['dcgm'], 1, None, 'n1')"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        for _ in range(1000):
+            if pids.exists():
+                break
+            time.sleep(0.02)
+        process.kill()
+    assert not any(map(_lives, map(int, pids.read_text().split())))

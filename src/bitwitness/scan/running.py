@@ -10,16 +10,20 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+
+from bitwitness.scan import ending
 
 LARGEST = 16 << 20
 """Bytes of output that are read; a diagnostic of eight devices prints some hundred KiB."""
 _ERRORS_KEPT = 8 << 10
 _GRACE = 3.0
 """Seconds that a program has to end by itself after SIGTERM; `dcgmi` then tells its host engine to stop as well."""
+_LOOK = 0.1
 _AFTER = 1.0
 """Seconds in which output is still read from what the program has left running."""
 
@@ -41,8 +45,60 @@ class Ran:
     why: str = ""
 
 
-def run(words: Sequence[str], timeout: float, *, env: Mapping[str, str] | None = None) -> Ran:
-    """Run a program in a process group of its own, which is killed at the end, whatever the end is. Never raises OSError."""
+INTERRUPTED = "it was ended before its time, because the scan was interrupted"
+
+
+def _never() -> bool:
+    return False
+
+
+def run(
+    words: Sequence[str],
+    timeout: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    stop: Callable[[], bool] = _never,
+) -> Ran:
+    """Run a program in a process group of its own, which is killed at the end, whatever the end is: also where this process is
+    killed. `stop` is asked now and then whether to end it. Never raises OSError.
+    """
+    try:
+        with _guarded() as tell:
+            return _run(words, timeout, env, stop, tell)
+    except OSError as error:
+        return Ran(None, b"", b"", f"it could not be started: {error.strerror or error}")
+
+
+@contextmanager
+def _guarded() -> Iterator[int]:
+    """A process that kills the group which is told to it once this process is gone; gives where to tell it."""
+    read, write = os.pipe()
+    try:
+        try:
+            guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", ending.__file__],
+                stdin=read,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(read)
+        try:
+            yield write
+            with suppress(OSError):
+                os.write(write, ending.OVER)
+        finally:
+            os.close(write)
+            write = -1
+            guard.wait()
+    finally:
+        if write >= 0:
+            os.close(write)
+
+
+def _run(
+    words: Sequence[str], timeout: float, env: Mapping[str, str] | None, stop: Callable[[], bool], tell: int
+) -> Ran:
     try:
         process = subprocess.Popen(
             words,
@@ -55,12 +111,13 @@ def run(words: Sequence[str], timeout: float, *, env: Mapping[str, str] | None =
     except (OSError, ValueError) as error:
         return Ran(None, b"", b"", f"it could not be started: {getattr(error, 'strerror', None) or error}")
     try:
-        return _watch(process, timeout)
+        os.write(tell, str(process.pid).encode())
+        return _watch(process, timeout, stop)
     finally:
         _kill(process)
 
 
-def _watch(process: subprocess.Popen[bytes], timeout: float) -> Ran:
+def _watch(process: subprocess.Popen[bytes], timeout: float, stop: Callable[[], bool]) -> Ran:
     output, errors = bytearray(), bytearray()
     assert process.stdout is not None
     assert process.stderr is not None
@@ -78,6 +135,9 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> Ran:
             if now >= end:
                 why = "" if gone else f"it did not end within {timeout:g} s"
                 break
+            if stop():
+                why = INTERRUPTED
+                break
             for key, _ in selector.select(min(0.2, end - now)):
                 chunk = os.read(key.fd, 1 << 16)
                 if not chunk:
@@ -89,11 +149,10 @@ def _watch(process: subprocess.Popen[bytes], timeout: float) -> Ran:
                     why = f"it printed more than {LARGEST >> 20} MiB"
                 else:
                     output += chunk
-    if not why:
-        try:
-            process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            why = f"it did not end within {timeout:g} s"
+    while not why and process.poll() is None:  # it has closed its output, and goes on
+        why = INTERRUPTED if stop() else f"it did not end within {timeout:g} s" if time.monotonic() >= end else ""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK)
     return Ran(None if why else process.returncode, bytes(output), bytes(errors), why)
 
 

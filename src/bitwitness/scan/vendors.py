@@ -99,7 +99,26 @@ _ADVICE = (
 )
 
 
-def run(which: Sequence[str], level: int = 1, timeout: float | None = None, node: str = "") -> list[Voice]:
+def longest(which: Sequence[str], level: int, timeout: float | None) -> float:
+    """Seconds that these may take at most, with what it takes to end them."""
+    names = VENDORS if "auto" in which else which
+    return sum((timeout or 60 * _VENDORS[name].minutes[level]) + 30 for name in names)
+
+
+def asked_for(which: Sequence[str], node: str) -> list[Voice]:
+    """What is known of them before they have come to an end: nothing."""
+    names = [_VENDORS[name].source if name in _VENDORS else "vendor" for name in dict.fromkeys(which)]
+    why = "it was asked for, and had not come to its end when this was written"
+    return [Voice(name, node, "", "not judged", why) for name in names]
+
+
+def run(
+    which: Sequence[str],
+    level: int = 1,
+    timeout: float | None = None,
+    node: str = "",
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Voice]:
     """Run diagnostics, one after the other, and say what they said of each device.
 
     Args:
@@ -107,6 +126,7 @@ def run(which: Sequence[str], level: int = 1, timeout: float | None = None, node
         level: 1 (seconds) to 4 (hours); what it means is the vendor's.
         timeout: seconds for each; None or 0: by level.
         node: the node that this is.
+        stop: is asked whether to end them before their time.
 
     Returns:
         A voice for each device of which one spoke; one of *not judged* for each that told nothing, and where there is none at all.
@@ -128,19 +148,21 @@ def run(which: Sequence[str], level: int = 1, timeout: float | None = None, node
         if not names:
             programs = ", ".join(vendor.programs[0] for vendor in _VENDORS.values())
             return [Voice("vendor", node, "", "not judged", f"no diagnostic of a vendor is installed ({programs})")]
-    return [voice for name in names for voice in _run(_VENDORS[name], level, timeout or None, node)]
+    return [voice for name in names for voice in _run(_VENDORS[name], level, timeout or None, node, stop)]
 
 
 def _program(vendor: _Vendor) -> str | None:
     return next((found for name in vendor.programs if (found := shutil.which(name))), None)
 
 
-def _run(vendor: _Vendor, level: int, timeout: float | None, node: str) -> list[Voice]:
+def _run(vendor: _Vendor, level: int, timeout: float | None, node: str, stop: Callable[[], bool]) -> list[Voice]:
     program = _program(vendor)
     if program is None:
         why = f"{vendor.programs[0]} is not installed: {vendor.install}"
         return [Voice(vendor.source, node, "", "not judged", why)]
-    ran = run_program([program, *vendor.command(level)], timeout or 60 * vendor.minutes[level])
+    if stop():
+        return [Voice(vendor.source, node, "", "not judged", "it was not run, because the scan was interrupted")]
+    ran = run_program([program, *vendor.command(level)], timeout or 60 * vendor.minutes[level], stop=stop)
     signals = list(vendor.read(ran.output, origin=program, now=datetime.now(UTC))) if ran.output else []
     voices = [_voice(vendor, node, device, found) for device, found in _by_device(signals).items()]
     if trouble := _trouble(vendor, ran, level, signals):
