@@ -59,7 +59,7 @@ class Desk:
         journal = self.files.introduce(Device(number, f"node-{number}", f"gpu-{number}", {"model": kind}))
         journal.append("begin", {"items": 1})
         for item, digest, count in answers:
-            journal.append("answer", {"item": item, "digest": digest, "count": count, "seconds": 0.1})
+            journal.append("answer", {"item": item, "digest": digest, "count": count, "batches": count})
         if end:
             journal.append("end", {"why": end})
         journal.close()

@@ -147,6 +147,154 @@ def test_a_golden_answer_against_all_devices_accuses_nobody() -> None:
     assert "golden" in judged.unjudged[0].reason
 
 
+def test_one_wrong_answer_accuses_nobody_whatever_was_learned() -> None:
+    much = {KIND_NAME: {item: Known("aa", 1000, 10**9) for item in ITEMS}}
+    for calls in (1, 2):
+        wrong = right(items=ITEMS) | {ITEMS[3]: {"aa": 100_000, "xx": calls}}
+        assert standings(judge([sheet(0, wrong)], much)) == ["not judged"]
+    several = [sheet(rank, right(1000) | ({ITEM: {"aa": 999, "x": 1}} if rank % 20 == 5 else {})) for rank in range(64)]
+    assert "fail" not in standings(judge(several, {KIND_NAME: {ITEM: Known("aa", 8, 10**9)}}))
+
+
+# What is no pass, although nobody is accused --------------------------------------------------------------------------
+
+
+def test_who_answers_otherwise_and_is_not_accused_has_not_passed() -> None:
+    many = tuple(f"ops/exp/float32/{size}" for size in range(8, 108))
+    answers = [right(items=many), right(items=many), right(items=many) | {many[0]: {"xx": 100}}]
+    judged = judge([sheet(rank, one, node="n0" if rank < 2 else "n1") for rank, one in enumerate(answers)])
+    assert standings(judged) == ["pass", "pass", "not judged"]
+    assert many[0] in judged.devices[2].reason
+
+
+def test_who_got_an_item_wrong_that_many_get_wrong_has_not_passed() -> None:
+    answers = [right(items=ITEMS) | ({ITEMS[0]: {"aa": 90, "xx": 10}} if rank in (1, 4) else {}) for rank in range(7)]
+    judged = judge([sheet(rank, one) for rank, one in enumerate(answers)])
+    assert [rank for rank, one in enumerate(standings(judged)) if one == "not judged"] == [1, 4]
+    assert "fail" not in standings(judged)
+
+
+def test_who_contradicts_golden_answers_has_not_passed() -> None:
+    known = {KIND_NAME: GOLDEN[KIND_NAME] | {ITEMS[0]: Known("bb", 3, 3000)}}
+    judged = judge([sheet(rank, right(items=ITEMS)) for rank in range(4)], known)
+    assert set(standings(judged)) == {"not judged"}
+    assert ITEMS[0] in judged.devices[0].reason
+
+
+def test_few_items_that_judge_do_not_speak_for_the_others() -> None:
+    chance = random.Random(2)
+    noise = [{item: {f"{chance.random()}": 1 for _ in range(5)} for item in ITEMS} for _ in range(4)]
+    judged = judge([sheet(rank, one | right(1000)) for rank, one in enumerate(noise)])
+    assert set(standings(judged)) == {"not judged"}
+    assert set(standings(judge([sheet(rank, right(2)) for rank in range(4)]))) == {"not judged"}
+
+
+def test_one_device_is_one_voice() -> None:
+    one = [Sheet(Device(rank, "n0", "GPU-0", KIND), right(), "done") for rank in range(3)]
+    assert set(standings(judge(one))) == {"not judged"}
+    outvoted = [*one[:2], sheet(2, {ITEM: {"bb": 100}}, node="n0")]
+    assert "fail" not in standings(judge(outvoted))
+    assert "same device" in judge(outvoted).devices[0].reason
+
+
+# What looks like a device and is none --------------------------------------------------------------------------------
+
+
+def batched(rank: int, came: Mapping[tuple[str, ...], tuple[int, int]], *, node: str = "") -> Sheet:
+    """A sheet of one item: by the answers that came of a set of operands, how many sets and calls of each answer."""
+    found = sheet(rank, {}, node=node)
+    for digests, (sets, calls) in came.items():
+        record = (
+            {"answers": dict.fromkeys(digests, calls)} if len(digests) > 1 else {"digest": digests[0], "count": calls}
+        )
+        found.take({"kind": "answer", "item": ITEM, "batches": sets, "seconds": 0.1, **record})
+    return found
+
+
+def test_answers_of_one_damaged_set_of_operands_are_one_event() -> None:
+    healthy = [batched(rank, {("aa",): (100, 5000)}) for rank in range(15)]
+    judged = judge([*healthy, batched(15, {("aa",): (99, 4950), ("xx",): (1, 50)})])
+    assert standings(judged)[15] == "not judged"
+    assert (judged.devices[15].wrong, judged.devices[15].findings[0].events) == (50, 1)
+    assert standings(judge([*healthy, batched(15, {("aa",): (90, 4500), ("xx",): (10, 500)})]))[15] == "fail"
+
+
+def test_several_answers_of_one_set_are_one_event() -> None:
+    healthy = [batched(rank, {("aa",): (100, 5000)}) for rank in range(15)]
+    mixed = batched(15, {("aa",): (99, 4950), ("aa", *(f"x{number}" for number in range(40))): (1, 1)})
+    assert standings(judge([*healthy, mixed]))[15] == "not judged"
+
+
+def races(
+    chance: random.Random, calls: Mapping[int, int], rate: float, per_node: int, racing: set[str] | None = None
+) -> list[Sheet]:
+    """Devices whose software errs at a rate, all or those of some nodes, and that are right in other items."""
+    sheets = []
+    for rank, count in calls.items():
+        node = f"n{rank // per_node}"
+        wrong = sum(chance.random() < rate for _ in range(count)) if racing is None or node in racing else 0
+        answers = (
+            {ITEM: {digest: many for digest, many in (("aa", count - wrong), ("xx", wrong)) if many}} if count else {}
+        )
+        sheets.append(sheet(rank, right(1000, (OTHER,)) | answers, node=node))
+    return sheets
+
+
+@pytest.mark.parametrize(
+    ("calls", "rate", "per_node", "racing"),
+    [
+        (dict.fromkeys(range(64), 0) | dict.fromkeys((3, 20, 40), 1000), 0.003, 1, None),
+        (dict.fromkeys(range(16), 100) | {0: 1000}, 0.002, 1, None),
+        (dict.fromkeys(range(64), 200), 0.02, 8, {"n2"}),
+        (dict.fromkeys(range(128), 200), 0.005, 8, {"n2"}),
+    ],
+    ids=["an item of few", "one computes more", "on one node", "rarely on one node"],
+)
+def test_a_race_accuses_nobody_wherever_it_is(
+    calls: dict[int, int], rate: float, per_node: int, racing: set[str] | None
+) -> None:
+    chance = random.Random(12)  # about one in a thousand would accuse somebody: that is what CHANCE allows
+    judged = [judge(races(chance, calls, rate, per_node, racing)) for _ in range(60)]
+    assert sum("fail" in standings(one) for one in judged) == 0
+
+
+def test_a_node_of_which_all_devices_are_set_up_otherwise_is_no_device() -> None:
+    answers = [right() if rank // 8 != 5 else {ITEM: {"bb": 100}} for rank in range(128)]
+    judged = judge([sheet(rank, one, node=f"n{rank // 8}") for rank, one in enumerate(answers)])
+    assert {rank for rank, one in enumerate(standings(judged)) if one == "not judged"} == set(range(40, 48))
+    assert "node n5" in judged.devices[40].reason
+    assert "fail" not in standings(judged)
+
+
+def test_a_worse_device_does_not_hide_another() -> None:
+    wrong = {6: 200, 1: 22}
+    sheets = [
+        sheet(rank, {ITEM: {"aa": 1144 - wrong.get(rank, 0)} | ({"xx": wrong[rank]} if rank in wrong else {})})
+        for rank in range(8)
+    ]
+    assert [rank for rank, one in enumerate(standings(judge(sheets))) if one == "fail"] == [1, 6]
+
+
+def test_what_no_rank_has_written_counts_for_nothing() -> None:
+    records: tuple[dict[str, object], ...] = (
+        {"digest": "aa", "count": True},
+        {"digest": "aa", "count": 10**13},
+        {"digest": "aa", "count": -1},
+        {"digest": 3, "count": 1},
+        {"answers": {"aa": "1"}},
+        {"answers": {}},
+    )
+    for record in records:
+        taken = sheet(0, {})
+        taken.take({"kind": "answer", "item": ITEM, **record})
+        assert taken.answers == {}
+    for seconds in (float("nan"), float("inf"), -1.0, 10**400, "1"):
+        taken = sheet(0, {})
+        taken.take({"kind": "answer", "item": ITEM, "digest": "aa", "count": 1, "seconds": seconds})
+        assert taken.seconds == 0.0
+    assert judge([sheet(rank, right() | {"no item": {"aa": 5}}) for rank in range(3)]).standing == "pass"
+
+
 # In general ----------------------------------------------------------------------------------------------------------
 
 

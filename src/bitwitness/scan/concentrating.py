@@ -72,7 +72,7 @@ class Events:
         self._on_node: dict[str, int] = defaultdict(int)
         self._sets: dict[str, dict[int, int]] = {item: {} for item in right}
         self._events: dict[str, dict[int, int]] = {item: {} for item in right}
-        self._backers: dict[str, list[tuple[int, str, str]]] = {item: [] for item in right}
+        self._backers: dict[str, list[tuple[str, str]]] = {item: [] for item in right}
         self._node = {sheet.device.rank: sheet.device.node for sheet in sheets}
         for sheet in sheets:
             who = sheet.device
@@ -86,7 +86,7 @@ class Events:
                 if wrong:
                     self._events[item][who.rank] = wrong
                 elif sum(answers.values()) > 1:
-                    self._backers[item].append((who.rank, who.device, who.node))
+                    self._backers[item].append((who.device, who.node))
         self._all = {item: _Where(sets.values()) for item, sets in self._sets.items()}
         self._out: set[int] = set()
 
@@ -105,9 +105,9 @@ class Events:
         """How many events of an item a device has."""
         return self._events[item].get(rank, 0)
 
-    def backers(self, item: str, but: int) -> list[tuple[str, str]]:
-        """Device and node of the others that gave the right answer each time, and more than once."""
-        return [(device, node) for rank, device, node in self._backers[item] if rank != but]
+    def backers(self, item: str) -> Sequence[tuple[str, str]]:
+        """Device and node of those that gave the right answer each time, and more than once: none of them is in question."""
+        return self._backers[item]
 
     def elsewhere_on_node(self, device: Device, items: Iterable[str]) -> int:
         """How many other devices of its node have events of these items."""

@@ -190,7 +190,7 @@ class _Kind:
             if item in excused:
                 doubts.append(f"it got {item} wrong, as many others did, so that nobody is judged by that")
                 continue
-            backers = self.events.backers(item, rank)
+            backers = self.events.backers(item)
             if self._may_accuse(sheet, item, backers) or (item in self.known and fits):
                 names = tuple(device for device, _ in backers[:_NAMED])
                 answers = sheet.answers[item]
