@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from bitwitness.errors import ConfigurationError
+from bitwitness.errors import ConfigurationError, StorageBusy
 from bitwitness.runfiles.answers import AnswerFiles, Device
 from bitwitness.runfiles.files import read_json
 from bitwitness.scan import coordinating
@@ -17,7 +17,7 @@ from bitwitness.scan.concluding import Conclusion, conclude, refuse_used
 from bitwitness.scan.coordinating import Coordinator, Patience, State
 from bitwitness.scan.drill import Drill
 from bitwitness.scan.following import Follower
-from bitwitness.scan.launching import Launched, Share, place_of_heartbeat
+from bitwitness.scan.launching import Launched, Share, place_of_heartbeat, report_loss
 from bitwitness.scan.settings import Settings
 
 ITEM, OTHER = "ops/add/float32/8", "ops/mul/float32/8"
@@ -127,6 +127,34 @@ def test_who_hangs_is_said_and_given_up(desk: Desk) -> None:
     assert _standings(done) == ["pass", "pass", "not judged", "pass"]
     assert "it hangs" in done.judgement.devices[2].reason
     assert "rank 2 on node-2 has said nothing" in desk.messages
+
+
+def test_who_started_a_rank_elsewhere_says_that_it_died(desk: Desk) -> None:
+    for number in range(3):
+        desk.rank(number, (ITEM, RIGHT, 500), end="" if number == 2 else "done")
+    place_of_heartbeat(desk.files, 2).write_text(f"{OTHER}\n")
+    report_loss(desk.files, 2, "it was killed by SIGKILL")
+    report_loss(desk.files, 3, "it was killed by SIGSEGV")
+    patient = Patience(appear=3600.0, grace=3600.0)
+    processes = cast("Launched", Processes(1))
+    done = Coordinator(desk.files, desk.settings, processes, None, desk.states.append, patient).watch()
+    assert _standings(done)[2:] == ["not judged"] * 2
+    assert f"killed by SIGKILL (it was at {OTHER})" in done.judgement.devices[2].reason
+    assert "never appeared: it was killed by SIGSEGV" in done.judgement.devices[3].reason
+    assert "hangs" not in str(done.judgement)
+    assert "rank 3 is lost" in desk.messages
+
+
+def test_a_disk_that_is_full_does_not_lose_what_is_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        desk.rank(number, (ITEM, RIGHT, 500), *([(ITEM, WRONG, 20)] if number == 3 else []))
+
+    def full(path: Path, record: Mapping[str, Any]) -> None:
+        raise StorageBusy(f"{path}: no space left")
+
+    monkeypatch.setattr(coordinating, "write_json", full)
+    assert _standings(desk.watch(Processes(4))) == ["pass"] * 3 + ["fail"]
+    assert "no space left" in desk.messages
 
 
 def test_wrong_answers_are_repeated_by_kind_and_fail(desk: Desk) -> None:

@@ -140,11 +140,17 @@ def test_kill_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
     ) as process:
         wait_for(lambda: begun(out, 3), "three ranks")
         pids = begun(out, 3)
+        shown = scan("show", str(out))
+        assert shown.stdout.startswith("RUNNING: so far 3 not judged"), shown.output
         process.kill()
     wait_for(lambda: gone(pids), "ranks to be gone")
     assert not list(out.rglob(f"*{TEMPORARY}"))
     assert not AnswerFiles(out).result.exists()
-    assert "no result yet" in scan("show", str(out)).stdout
+    shown, record = scan("show", str(out)).stdout, json.loads(scan("show", str(out), "--json").stdout)
+    assert shown.startswith("NOT JUDGED, because there is no result: 3 not judged")
+    assert "scan again" in shown
+    assert (record["standing"], record["running"]) == ("not judged", False)
+    assert {one["standing"] for one in record["devices"]} == {"not judged"}
     again = scan("--devices", "3", "--out", str(out))
     assert (again.exit_code, "is not empty" in again.stderr) == (2, True)
 
@@ -188,7 +194,20 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         ([], TORCHRUN, "--out DIR"),
         ([], TORCHRUN | {"RANK": "2"}, "RANK 2"),
         (["--stop"], {}, "--ripple"),
+        (["--devices", "2", "--minutes", "nan"], {}, "--minutes"),
+        (["--devices", "2", "--minutes", "inf"], {}, "--minutes"),
+        (["--devices", "2", "--confidence", "nan"], {}, "--confidence"),
+        (["--devices", "2", "--vendor-timeout", "nan"], {}, "--vendor-timeout"),
+        (["--devices", "2", "--vendor-timeout", "inf"], {}, "--vendor-timeout"),
+        (["--ripple", "run", "--budget", "nan"], {}, "--budget"),
+        (["--ripple", "run", "--slice-ms", "nan"], {}, "--slice-ms"),
+        (["--devices", "2", "--out", "a\nb"], {}, "do not print"),
+        (["--devices", "2", "--golden", "a\x1bb"], {}, "do not print"),
+        (["show", "a\nb"], {}, "do not print"),
+        (["replay", "a\tb"], {}, "do not print"),
+        (["key", "a\nb"], {}, "do not print"),
         (["show", "/nowhere"], {}, "does not exist"),
+        (["show", __file__], {}, "is not a directory"),
         (["replay", "/nowhere.json"], {}, "/nowhere.json"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from bitwitness.cli.output import plain
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles import RunFiles
 
@@ -24,7 +25,18 @@ class _GivenPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _NamedPath(_GivenPath):
+    """A path that can be written in one line of a result, a log or a shell: a line break in it would forge what follows."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not str(value).isprintable():
+            self.fail(f"{plain(value)} has characters in it that do not print", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 GIVEN_PATH = _GivenPath(path_type=Path)
+NAMED_PATH = _NamedPath(path_type=Path)
 
 
 def is_run(directory: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import click
 
+from bitwitness.cli.options import FINITE, FiniteRange
 from bitwitness.cli.output import console, plain, print_json
-from bitwitness.cli.runs import GIVEN_PATH
+from bitwitness.cli.runs import NAMED_PATH
 from bitwitness.errors import BitwitnessError, ConfigurationError, MissingExtra, RunFilesError
-from bitwitness.scan.exiting import STYLES, unusable
+from bitwitness.scan.exiting import STYLES, unusable, unusable_line
 from bitwitness.scan.items import SUITES, Suite
+
+logger = logging.getLogger(__name__)
 
 
 def _suites(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Suite, ...]:
@@ -31,7 +35,7 @@ def _suites(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Sui
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, 10_000, min_open=True),
+    type=FiniteRange(0, 10_000, min_open=True),
     default=10.0,
     show_default=True,
     help="Time for which each device works, from when it begins.",
@@ -43,14 +47,14 @@ def _suites(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Sui
 )
 @click.option("--cpu", is_flag=True, help="Under torchrun: judge processors where there is no GPU.")
 @click.option("--ranks-per-node", type=click.IntRange(1), default=1, help="With --devices: so many share a node.")
-@click.option("--out", type=GIVEN_PATH, help="New or empty directory, shared by all nodes. Default: scans/TIME-ID.")
-@click.option("--golden", type=GIVEN_PATH, help="Signed file of answers that are known to be right.")
-@click.option("--verify-key", type=GIVEN_PATH, help="Public key by which it is checked.")
-@click.option("--learn", type=GIVEN_PATH, help="Write golden answers to this file, if nothing fails.")
-@click.option("--sign-key", type=GIVEN_PATH, help="Private key by which it is signed (scan key makes one).")
+@click.option("--out", type=NAMED_PATH, help="New or empty directory, shared by all nodes. Default: scans/TIME-ID.")
+@click.option("--golden", type=NAMED_PATH, help="Signed file of answers that are known to be right.")
+@click.option("--verify-key", type=NAMED_PATH, help="Public key by which it is checked.")
+@click.option("--learn", type=NAMED_PATH, help="Write golden answers to this file, if nothing fails.")
+@click.option("--sign-key", type=NAMED_PATH, help="Private key by which it is signed (scan key makes one).")
 @click.option(
     "--confidence",
-    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    type=FiniteRange(0.5, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
     help="Of the bounds on error rates.",
@@ -62,12 +66,12 @@ def _suites(ctx: click.Context, param: click.Parameter, value: str) -> tuple[Sui
     "--vendor", multiple=True, help="Run a vendor's diagnostic after it: auto, dcgm, ascend or rvs; repeatable."
 )
 @click.option("--vendor-level", type=click.IntRange(1, 4), default=1, show_default=True, help="How thorough it is.")
-@click.option("--vendor-timeout", type=click.FloatRange(0), help="Seconds for each. Default: by level.")
+@click.option("--vendor-timeout", type=FiniteRange(0), help="Seconds for each. Default: by level.")
 @click.option("--drill", "drills", multiple=True, help='A fault on purpose: "rank=5 p=0.001" or "link=3-7 p=0.1".')
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of drills and messages. Default: drawn, and shown.")
-@click.option("--ripple", type=GIVEN_PATH, help="Compute slices between the steps of the running job in RUN_DIR.")
-@click.option("--budget", type=float, default=0.005, show_default=True, help="With --ripple: share of its time.")
-@click.option("--slice-ms", type=float, default=3.0, show_default=True, help="With --ripple: length of a slice.")
+@click.option("--ripple", type=NAMED_PATH, help="Compute slices between the steps of the running job in RUN_DIR.")
+@click.option("--budget", type=FINITE, default=0.005, show_default=True, help="With --ripple: share of its time.")
+@click.option("--slice-ms", type=FINITE, default=3.0, show_default=True, help="With --ripple: length of a slice.")
 @click.option("--detach", is_flag=True, help="With --ripple: ask, and do not wait.")
 @click.option("--stop", is_flag=True, help="With --ripple: end the slices that were asked for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; all else goes to stderr.")
@@ -98,10 +102,11 @@ def scan(ctx: click.Context, /, **options: Any) -> None:
 
         code = start(options, os.environ)
     except BitwitnessError as error:
-        if unusable(style) == 2 or error.exit_code != 2:
-            raise
-        click.echo(f"BITWITNESS UNKNOWN - {plain(error)}" if style == "nagios" else f"not judged: {plain(error)}"[:80])
-        code = unusable(style)
+        if style in ("nagios", "npd"):  # they show what is on standard output
+            click.echo(unusable_line(style, plain(error)))
+        failure = click.ClickException(plain(error))
+        failure.exit_code = unusable(style)  # type: ignore[misc]  # never that of a failure
+        raise failure from error
     ctx.exit(code)
 
 
@@ -129,7 +134,7 @@ def _ripple(options: dict[str, Any]) -> int:
 
 
 @scan.command()
-@click.argument("evidence", type=GIVEN_PATH)
+@click.argument("evidence", type=NAMED_PATH)
 @click.option("--calls", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Computations.")
 @click.option("--device", "name", default="", help="E.g. cuda:3 or cpu. Default: the first GPU, else the processor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -149,18 +154,31 @@ def replay(ctx: click.Context, evidence: Path, calls: int, name: str, as_json: b
     from bitwitness.topology import node_name
 
     found = read(evidence)
-    device = here(name, found.played)
-    who = this_device(0, device, node_name(os.environ))
-    seen = compute(evidence, found, who, device, calls)
+    try:
+        device = here(name, found.played)
+        who = this_device(0, device, node_name(os.environ))
+        seen = compute(evidence, found, who, device, calls)
+        shown = {"evidence": str(evidence), "item": found.item.id, "drill": found.drill, **seen.to_json()}
+    except Exception as error:
+        if isinstance(error, BitwitnessError) and error.exit_code == 2:
+            raise
+        # whatever a device or a damaged file ends in: 1 would say that somebody is wrong
+        logger.debug("the replay of %s ended in an error", evidence, exc_info=True)
+        why = plain(f"{type(error).__name__}: {error}")[:500]
+        failure = click.ClickException(
+            f"nothing can be concluded: computing {plain(found.item.id)} ended in an error here ({why})"
+        )
+        failure.exit_code = CODES["cannot conclude"]  # type: ignore[misc]
+        raise failure from error
     if as_json:
-        print_json({"evidence": str(evidence), "item": found.item.id, "drill": found.drill, **seen.to_json()})
+        print_json(shown)
     else:
         show_replay(found, seen, console())
     ctx.exit(CODES[seen.outcome])
 
 
 @scan.command()
-@click.argument("directory", type=GIVEN_PATH, metavar="DIR")
+@click.argument("directory", type=NAMED_PATH, metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(directory: Path, as_json: bool) -> None:
     """Show the result of the scan in DIR, or how it stands if it has none. Needs no torch.
@@ -189,7 +207,7 @@ def show(directory: Path, as_json: bool) -> None:
 
 
 @scan.command()
-@click.argument("file", type=GIVEN_PATH)
+@click.argument("file", type=NAMED_PATH)
 def key(file: Path) -> None:
     """Make a pair of keys: FILE signs golden answers and is secret, FILE.pub verifies them and belongs on every node."""
     from bitwitness.scan.golden import make_key

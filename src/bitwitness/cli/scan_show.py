@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from bitwitness.runfiles.files import read_json
 from bitwitness.scan.concluding import conclude
 from bitwitness.scan.evidence import Evidence
 from bitwitness.scan.following import Follower
+from bitwitness.scan.living import lives
+from bitwitness.scan.results import DeviceResult
 from bitwitness.scan.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def record_of(directory: Path) -> dict[str, Any]:
     Raises:
         RunFilesError: it is no directory of a scan, or its files cannot be read.
     """
+    # Without a result nothing is "pass", whatever the answers say: a scan that was killed, or had no room to write, would look well.
     files = AnswerFiles(directory)
     if files.result.is_file():
         record = read_json(files.result)
@@ -35,13 +39,35 @@ def record_of(directory: Path) -> dict[str, Any]:
             raise RunFilesError(f"{files.result} is no result of a scan")
         return record
     if not files.scan.is_file():
-        what = "is no directory of a scan (no scan.json)" if directory.is_dir() else "does not exist"
+        what = "is no directory of a scan (no scan.json)" if directory.is_dir() else "is not a directory"
+        what = what if directory.exists() else "does not exist"
         found = sorted(path.parent.name for path in directory.glob("*/scan.json")) if directory.is_dir() else []
         hint = f"; scans in it: {', '.join(found[-8:])}" if found else ""
         raise RunFilesError(f"{directory} {what}{hint}")
-    settings = Settings.from_json(read_json(files.scan))
-    record = conclude(files, settings, Follower(files), running=True).to_json(settings)
-    return {name: value for name, value in record.items() if name not in ("ended", "took_seconds")}
+    asked = read_json(files.scan)
+    settings = Settings.from_json(asked)
+    running = lives(files, asked.get("coordinator"))
+    if files.result.is_file():  # it has come to its end while we looked
+        return record_of(directory)
+    follower = Follower(files)
+    follower.sheets()
+    lost = {} if running else dict.fromkeys(set(range(settings.world)) - set(follower.damaged), _WITHOUT_RESULT)
+    made = conclude(files, settings, follower, running=running, ended_as=lost)
+    devices = tuple(_so_far(one) for one in made.judgement.devices) if running else made.judgement.devices
+    record = replace(made, judgement=replace(made.judgement, devices=devices)).to_json(settings)
+    standing = "fail" if record["standing"] == "fail" else "not judged"
+    kept = {name: value for name, value in record.items() if name not in ("ended", "took_seconds", "drill_outcome")}
+    return {**kept, "running": running, "standing": standing}
+
+
+_WITHOUT_RESULT = "the scan has left no result, and nothing shows that it still runs"
+
+
+def _so_far(result: DeviceResult) -> DeviceResult:
+    """Of a scan that runs: who has not failed may yet."""
+    if result.standing != "pass":
+        return result
+    return replace(result, standing="not judged", reason=f"the scan still runs; so far {result.reason}", bound=None)
 
 
 def show_replay(evidence: Evidence, seen: Replay, screen: Console) -> None:

@@ -5,13 +5,14 @@ Everything that may be wrong in what was asked is found before the first rank wo
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -26,12 +27,15 @@ from bitwitness.cli.scan_view import show
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles
 from bitwitness.runfiles.files import read_json, refresh_folder, utc_now, write_json
-from bitwitness.scan import drill, exiting, golden, vendors
+from bitwitness.scan import drill, exiting, golden, living, vendors
 from bitwitness.scan.concluding import Conclusion, refuse_used
 from bitwitness.scan.coordinating import Coordinator, Patience
-from bitwitness.scan.launching import Launched, Share, Torchrun, count_devices, torchrun
+from bitwitness.scan.launching import Launched, Share, Torchrun, count_devices, report_loss, torchrun
+from bitwitness.scan.results import Judgement
 from bitwitness.scan.settings import Settings
 from bitwitness.topology import node_name
+
+logger = logging.getLogger(__name__)
 
 _WAIT_FOR_START = 300.0
 """Seconds that other ranks of torchrun wait for scan.json of rank 0."""
@@ -55,6 +59,8 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     world = among.world if among is not None else options["devices"] or _count()
     drills = tuple(drill.parse(text) for text in options["drills"])
     drill.check(drills, world)
+    if options["learn"] is not None:
+        golden.check(options["learn"], options["sign_key"], world)
     path = _directory(options["out"])
     seed = secrets.randbelow(2**31) if options["seed"] is None else options["seed"]
     settings = Settings(
@@ -73,12 +79,19 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     )
     files = AnswerFiles(path)
     files.create()
-    write_json(files.scan, settings.to_json())
+    write_json(files.scan, {**settings.to_json(), "coordinator": living.this_process()})
     share = Share(0, world) if among is None else Share(0, 1, among.slot)
     screen = console(stderr=True)
     screen.print(styled(_introduction(settings, path)), soft_wrap=True)
-    conclusion, asked = _watch(files, settings, share, known, screen)
-    return _finish(files, settings, conclusion, asked, options, screen)
+    asked = _Asked()
+    with _handled(
+        asked
+    ):  # to the last word: a scan that is ended while a vendor's diagnostic runs has a result all the same
+        try:
+            conclusion = _watch(files, settings, share, known, screen, asked)
+            return _finish(files, settings, conclusion, asked, options, screen)
+        except Exception as error:  # noqa: BLE001 - whatever it was: Python would end with 1, which says that somebody failed
+            return _broken_off(error, options["exit_codes"], asked)
 
 
 # Before ---------------------------------------------------------------------------------------------------------------
@@ -96,6 +109,8 @@ def _check(options: Options, among: Torchrun | None) -> golden.GoldenFile | None
         raise ConfigurationError(
             "--learn FILE and --sign-key FILE belong together (bitwitness scan key FILE makes a key)"
         )
+    if options["learn"] is not None and options["suites"] == ("comm",):
+        raise ConfigurationError("--learn: what is communicated has no answer that could be learned; give other suites")
     if options["learn"] is not None and options["drills"]:
         raise ConfigurationError("--learn and --drill: nothing is learned from faults on purpose")
     if among is not None and options["devices"] is not None:
@@ -144,6 +159,10 @@ def _directory(out: Path | None) -> Path:
     """
     if out is None:
         out = Path("scans") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    if not str(out.resolve()).isprintable():
+        raise ConfigurationError(
+            f"{plain(out.resolve())} has characters in it that do not print: choose another directory"
+        )
     refuse_used(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -165,20 +184,50 @@ def _introduction(settings: Settings, path: Path) -> str:
 # While it works -------------------------------------------------------------------------------------------------------
 
 
-def _watch(
-    files: AnswerFiles, settings: Settings, share: Share, known: golden.GoldenFile | None, screen: Console
-) -> tuple[Conclusion, int]:
-    """Start the ranks of this machine and watch all; what is concluded, and the signal that ended it before its time."""
-    with Progress(screen) as progress, Launched(files, share, played=settings.played) as launched:
-        coordinator = Coordinator(files, settings, launched, known, progress.tell)
+def _nothing(number: int) -> None:
+    """The number is enough."""
 
-        def stop(number: int, frame: FrameType | None) -> None:
+
+@dataclass(slots=True)
+class _Asked:
+    """A handler of signals, for all of a scan.
+
+    Attributes:
+        number: of the signal by which it was asked to end, 0 where it was not.
+        act: what is done then; afterwards it is enough that the number is there.
+    """
+
+    number: int = 0
+    act: Callable[[int], None] = _nothing
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take note."""
+        self.act(number)
+        self.number = number
+
+
+def _watch(
+    files: AnswerFiles,
+    settings: Settings,
+    share: Share,
+    known: golden.GoldenFile | None,
+    screen: Console,
+    asked: _Asked,
+) -> Conclusion:
+    """Start the ranks of this machine and watch all; what is concluded."""
+    with Progress(screen) as progress, Launched(files, share, played=settings.played) as launched:
+        coordinator = Coordinator(files, settings, launched, known, progress.tell, asked=asked.number)
+
+        def act(number: int) -> None:
             if coordinator.asked:  # a second time: now
                 launched.kill()
             coordinator.asked = number
 
-        with _handled(stop):
-            return coordinator.watch(), coordinator.asked
+        asked.act = act
+        try:
+            return coordinator.watch()
+        finally:
+            asked.act = _nothing
 
 
 @contextmanager
@@ -216,10 +265,15 @@ def _take_part(path: Path, among: Torchrun) -> int:
         why = launched.why(among.rank)
     if why:
         click.echo(plain(f"rank {among.rank}: {why}"), err=True)
+        with suppress(RunFilesError):  # who cannot be told finds out by waiting
+            report_loss(files, among.rank, why)
     left = settings.seconds + Patience().appear + Patience().grace  # others may have begun later
     if not _wait(lambda: _exists(files.result), left + _WAIT_FOR_RESULT):
         raise RunFilesError(f"{files.result} has not appeared: rank 0 has ended without a result; look at its output")
-    return int(read_json(files.result).get("exit_code", 1))
+    # Whoever ends with a code other than 0 has torchrun end the others: not before rank 0 is done with everything.
+    more = float(read_json(files.result).get("more_within", 0.0))
+    _wait(lambda: "more_within" not in read_json(files.result), more)
+    return int(read_json(files.result).get("exit_code", exiting.code(Judgement(()), "plain")))
 
 
 def _wait_for_start(files: AnswerFiles, among: Torchrun) -> Settings:
@@ -264,44 +318,93 @@ def _wait(done: Any, seconds: float) -> bool:
 
 
 def _finish(
-    files: AnswerFiles, settings: Settings, conclusion: Conclusion, asked: int, options: Options, screen: Console
+    files: AnswerFiles, settings: Settings, conclusion: Conclusion, asked: _Asked, options: Options, screen: Console
 ) -> int:
-    """Hear the vendors, learn, write the result and show it; the exit code."""
-    if options["vendor"] and not asked:
-        screen.print(styled("the vendors' diagnostics run now, on this node"))
-        voices = vendors.run(
-            options["vendor"], options["vendor_level"], options["vendor_timeout"], node_name(os.environ)
+    """Write the result, hear the vendors, learn, write what has changed and show it; the exit code."""
+    if options["vendor"] and not asked.number:
+        conclusion = _hear(files, settings, conclusion, asked, options, screen)
+    conclusion = replace(conclusion, interrupted=conclusion.interrupted or bool(asked.number))
+    style, outcome = options["exit_codes"], conclusion.drill_outcome(settings)
+    record = _record(conclusion, settings, asked, style)
+    if options["learn"] is not None and not conclusion.interrupted:
+        _write(files, {**record, "more_within": _WAIT_FOR_RESULT}, screen)
+        record["learned"] = _learn(settings, conclusion, options)
+        if "error" in record["learned"] and not record["exit_code"]:
+            record["exit_code"] = exiting.code(
+                Judgement(()), style
+            )  # not all of what was asked for is done; nobody failed
+    written = _write(files, record, screen)
+    if not written and not record["exit_code"]:
+        record["exit_code"] = exiting.code(Judgement(()), style)
+    try:
+        if not options["as_json"] and style != "plain":
+            click.echo(exiting.line(conclusion.judgement, style, drill=outcome))
+        if options["as_json"]:
+            print_json(record)
+        else:
+            show(record, files.path, console())
+    except BrokenPipeError:  # a reader such as `head` has had enough, which changes nothing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if learned := record.get("learned"):
+        said, color = (
+            (f"nothing was learned: {learned['error']}", "yellow")
+            if "error" in learned
+            else (f"learned {learned['items']} golden answers: {options['learn']}", "green")
         )
-        conclusion = replace(conclusion, judgement=replace(conclusion.judgement, voices=tuple(voices)))
-    judgement = conclusion.judgement
-    style = options["exit_codes"]
-    outcome = conclusion.drill_outcome(settings)
-    code = exiting.code(judgement, style, drill=outcome)
-    if asked and (style == "plain" or code == 0):
-        code = 128 + asked
-    record = {**conclusion.to_json(settings), "exit_code": code}
-    trouble: BitwitnessError | None = None
-    if options["learn"] is not None and not asked:
-        try:
-            learned = golden.learn(conclusion.sheets, judgement, settings.id)
-            golden.write(options["learn"], learned, options["sign_key"])
-            count = sum(len(kind["items"]) for kind in learned["kinds"])
-            record["learned"] = {"path": str(options["learn"]), "items": count, "skipped": len(learned["skipped"])}
-        except BitwitnessError as error:
-            record["learned"] = {"error": str(error)}
-            trouble = error
-    write_json(files.result, record)
-    if options["as_json"]:
-        print_json(record)
-    else:
-        if style != "plain":
-            click.echo(exiting.line(judgement, style, drill=outcome))
-        show(record, files.path, console())
-        if (learned_record := record.get("learned")) and not trouble:
-            console().print(
-                styled(f"learned {learned_record['items']} golden answers: {options['learn']}", "green"), soft_wrap=True
-            )
-    if trouble is not None:
-        screen.print(styled(f"nothing was learned: {trouble}", "yellow"), soft_wrap=True)
-        return code or trouble.exit_code
-    return code
+        screen.print(styled(said, color), soft_wrap=True)
+    return int(record["exit_code"])
+
+
+def _record(conclusion: Conclusion, settings: Settings, asked: _Asked, style: str) -> dict[str, Any]:
+    """What result.json holds, with the code that this process ends with."""
+    code = exiting.code(conclusion.judgement, style, drill=conclusion.drill_outcome(settings))
+    if asked.number and (style == "plain" or code == 0):
+        code = 128 + asked.number
+    return {**conclusion.to_json(settings), "exit_code": code}
+
+
+def _write(files: AnswerFiles, record: Mapping[str, Any], screen: Console) -> bool:
+    """Write the result, as far as that can be; whether it could."""
+    try:
+        write_json(files.result, record)
+    except RunFilesError as error:
+        screen.print(styled(f"the result is shown here and nowhere else: {error}", "yellow"), soft_wrap=True)
+        return False
+    return True
+
+
+def _hear(
+    files: AnswerFiles, settings: Settings, conclusion: Conclusion, asked: _Asked, options: Options, screen: Console
+) -> Conclusion:
+    """What the diagnostics of vendors say besides. They take long and may end a machine, so there is a result before."""
+    which, level, timeout = options["vendor"], options["vendor_level"], options["vendor_timeout"]
+    node = node_name(os.environ)
+    before = replace(conclusion.judgement, voices=tuple(vendors.asked_for(which, node)))
+    record = _record(replace(conclusion, judgement=before), settings, asked, options["exit_codes"])
+    _write(files, {**record, "more_within": vendors.longest(which, level, timeout) + _WAIT_FOR_RESULT}, screen)
+    screen.print(styled("the vendors' diagnostics run now, on this node"))
+    voices = vendors.run(which, level, timeout, node, lambda: bool(asked.number))
+    return replace(conclusion, judgement=replace(conclusion.judgement, voices=tuple(voices)))
+
+
+def _learn(settings: Settings, conclusion: Conclusion, options: Options) -> dict[str, Any]:
+    """Learn golden answers; what came of it."""
+    try:
+        learned = golden.learn(conclusion.sheets, conclusion.judgement, settings.id)
+        golden.write(options["learn"], learned, options["sign_key"])
+    except BitwitnessError as error:
+        return {"error": str(error)}
+    count = sum(len(kind["items"]) for kind in learned["kinds"])
+    return {"path": str(options["learn"]), "items": count, "skipped": len(learned["skipped"])}
+
+
+def _broken_off(error: Exception, style: str, asked: _Asked) -> int:
+    """Say that a scan that had begun has ended without a result; an exit code that accuses nobody."""
+    known = isinstance(error, BitwitnessError | OSError)
+    why = plain(error) if known else plain(f"{type(error).__name__}: {error}")
+    if not known:
+        logger.error("the scan has ended in an error that nobody foresaw", exc_info=error)
+    if style != "plain":
+        click.echo(exiting.unusable_line(style, why))
+    click.echo(f"Error: the scan has ended without a result: {why}", err=True)
+    return 128 + asked.number if asked.number else exiting.code(Judgement(()), style)

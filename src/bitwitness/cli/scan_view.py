@@ -48,9 +48,12 @@ def show(record: Record, path: Path, screen: Console) -> None:
 
 def _headline(record: Record, path: Path, screen: Console) -> None:
     standing = str(record["standing"])
-    counts = {name: sum(one["standing"] == name for one in record["devices"]) for name in _STYLES}
-    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    screen.print(styled(f"{standing.upper()}: {said or 'no device'}", _STYLES.get(standing, "")))
+    said = _counted(record) or "no device"
+    if not record.get("ended"):
+        word = "RUNNING: so far" if record.get("running") else f"{standing.upper()}, because there is no result:"
+        screen.print(styled(f"{word} {said}", _STYLES.get(standing, "")), soft_wrap=True)
+    else:
+        screen.print(styled(f"{standing.upper()}: {said}", _STYLES.get(standing, "")), soft_wrap=True)
     notes = []
     if record.get("drill"):
         notes.append(f"a drill ({'; '.join(record['drills'])}): its faults are made on purpose, nobody acts upon it")
@@ -59,13 +62,39 @@ def _headline(record: Record, path: Path, screen: Console) -> None:
     if record.get("played"):
         notes.append("processes of this machine stand for the devices")
     if not record.get("ended"):
-        notes.append("no result yet: this is how it stands by its files")
+        notes.append(
+            "no result yet: this is how it stands by its files"
+            if record.get("running")
+            else "it has left no result, and nothing shows that it still runs: this is what its files say"
+        )
     for note in notes:
         screen.print(styled(note, "yellow"), soft_wrap=True)
     took = f", took {record['took_seconds']:.0f} s" if record.get("took_seconds") else ""
     screen.print(
         styled(f"{path}; {record['minutes']:g} minutes asked for{took}; seed {record['seed']}", "dim"), soft_wrap=True
     )
+
+
+def _counted(record: Record) -> str:
+    """How many devices have which standing, and what else failed or told nothing."""
+    counts = {name: sum(one["standing"] == name for one in record["devices"]) for name in _STYLES}
+    parts = [", ".join(f"{count} {name}" for name, count in counts.items() if count)]
+    links = [one for one in record["links"] if one["standing"] == "fail"]
+    if links:
+        more = f" and {len(links) - 1} more links" if len(links) > 1 else ""
+        parts.append(f"the link of ranks {links[0]['ranks'][0]} and {links[0]['ranks'][1]}{more} failed")
+    for standing, verb in (("fail", "failed"), ("not judged", "did not judge")):
+        voices = [one for one in record["voices"] if one["standing"] == standing]
+        for source in dict.fromkeys(one["source"] for one in voices):
+            about = [_about(one) for one in voices if one["source"] == source]
+            more = f" and {len(about) - 1} more" if len(about) > 1 else ""
+            parts.append(f"{source} {verb} {about[0]}{more}")
+    return "; ".join(part for part in parts if part)
+
+
+def _about(voice: Record) -> str:
+    """Whom a voice is about."""
+    return " on ".join(part for part in (voice["device"], voice["node"]) if part) or "this node"
 
 
 def _devices(record: Record) -> Table:
@@ -126,7 +155,7 @@ def _findings(record: Record, path: Path, screen: Console) -> None:
             screen.print(
                 styled(
                     f"  {finding['item']}: {_wrong(finding)} of {calls} wrong, {len(others)} different; expected "
-                    f"{finding['expected'][:16]}, which {len(finding['backed_by'])} device(s) gave each time{golden}"
+                    f"{finding['expected'][:16]}, which {finding['backers']} device(s) gave each time{golden}"
                 ),
                 soft_wrap=True,
             )
@@ -210,7 +239,15 @@ def _unjudged(record: Record, screen: Console) -> None:
 def next_steps(record: Record, path: Path) -> list[str]:
     """What a person should do, most urgent first; commands can be copied."""
     command = this_command()
+    told = _about_voices(record)
+    steps: list[str] = []
+    if record.get("running"):
+        steps.append("wait: it still runs")
+    elif not record.get("ended"):
+        steps.append("look why it ended without a result (is the disk full?), and scan again")
     failed = [one for one in record["devices"] if one["standing"] == "fail"]
+    if record.get("drill") and steps:
+        return steps
     if record.get("drill"):
         places = [f"rank {one['rank']}" for one in failed]
         places += [
@@ -220,13 +257,16 @@ def next_steps(record: Record, path: Path) -> list[str]:
         ]
         where = ", ".join(places) or "nowhere"
         if record.get("drill_outcome") == "found":
-            return [f"nothing: the drill was found on {where}, and nothing else. Take no device out because of it"]
+            done = "nothing" if not told else "nothing about our own work"
+            return [
+                f"{done}: the drill was found on {where}, and nothing else. Take no device out because of it",
+                *told,
+            ]
         missed = (
             f"nothing was proved: failures were found on {where}, and the drill was {'; '.join(record['drills'])}. Look whether it struck "
             "often enough (a longer scan, a higher p), or something fails on its own account; take nothing out because of a drill"
         )
-        return [missed]
-    steps: list[str] = []
+        return [missed, *told]
     for one in failed[:_MOST_NODES]:
         steps += _for_failed(one, record, path, command)
     if len(failed) > _MOST_NODES:
@@ -244,10 +284,31 @@ def next_steps(record: Record, path: Path) -> list[str]:
         steps.append(
             f"not judged is no pass: see the reason of each in {path / 'result.json'}, and scan again: {', '.join(nodes[:_MOST_NODES])}{more}"
         )
+    steps += told
     if not steps:
         steps.append(
             "nothing: no wrong answer was seen. Rare faults need longer scans; the bound says how rare they must be"
         )
+    return steps
+
+
+def _about_voices(record: Record) -> list[str]:
+    """What follows from what vendors' diagnostics said, and from those that said nothing."""
+    steps = []
+    failed = [one for one in record["voices"] if one["standing"] == "fail"]
+    for one in failed[:_MOST_NODES]:
+        own = [device for device in record["devices"] if device["standing"] == "fail" and device["node"] == one["node"]]
+        ours = "" if own else "; our own work found nothing wrong there, which does not clear it"
+        steps.append(
+            f"let no job use {_about(one)} until its vendor has been asked: {one['source']} failed it ({one['reason']}){ours}"
+        )
+    if len(failed) > _MOST_NODES:
+        steps.append(f"and likewise with {len(failed) - _MOST_NODES} more that a diagnostic failed")
+    mute = [one for one in record["voices"] if one["standing"] == "not judged"][:_MOST_NODES]
+    steps.extend(
+        f"{one['source']}, which was asked for, did not judge {_about(one)}: {one['reason']}. The standing above is of our own work only"
+        for one in mute
+    )
     return steps
 
 

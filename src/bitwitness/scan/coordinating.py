@@ -18,7 +18,7 @@ from bitwitness.scan.concluding import Conclusion, conclude
 from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile
 from bitwitness.scan.judging import judge
-from bitwitness.scan.launching import Launched, place_of_heartbeat
+from bitwitness.scan.launching import Launched, place_of_heartbeat, reported_loss
 from bitwitness.scan.results import Judgement
 from bitwitness.scan.settings import Settings
 
@@ -189,9 +189,15 @@ class Coordinator:
             for finding in one.findings:
                 found.setdefault(one.kind, {})[finding.item] = finding.expected
         if found != self._focus:
-            self._focus = found
             together = {item: digest for items in found.values() for item, digest in items.items()}
-            write_json(self.files.focus, {"items": together, "kinds": found})
+            try:
+                write_json(self.files.focus, {"items": together, "kinds": found})
+            except (
+                RunFilesError
+            ) as error:  # a full disk must not lose what is known; it is tried again at the next look
+                self._once(f"nobody can be told what to repeat: {error}", key="focus")
+            else:
+                self._focus = found
 
     def _say_who_fails(self, judged: Judgement) -> None:
         for one in judged.devices:
@@ -247,8 +253,11 @@ class Coordinator:
         return share.first <= number < share.first + share.count
 
     def _is_lost(self, number: int) -> str:
-        """Why a rank of this machine will say no more, where it has ended otherwise than it should; "" else."""
-        why = self.launched.why(number) if self._is_ours(number) else ""
+        """Why a rank will say no more that has ended otherwise than it should, as far as who started it has said so; "" else."""
+        if self._is_ours(number):
+            why = self.launched.why(number)
+        else:
+            why = "" if number in self._ranks else reported_loss(self.files, number)
         return f"{why} (it was at {self._at(number)})" if why and number in self._ranks else why
 
     def _at(self, number: int) -> str:

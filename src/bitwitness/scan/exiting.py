@@ -61,6 +61,19 @@ def unusable(style: str) -> int:
     return codes["not judged"] if style in ("nagios", "npd") else 2
 
 
+def unusable_line(style: str, why: str) -> str:
+    """The first line of output then.
+
+    Raises:
+        ConfigurationError: there is no such style.
+    """
+    _codes(style)
+    if style == "nagios":
+        return _cut(f"BITWITNESS UNKNOWN - {why.replace('|', '/')}", _LINE_BYTES)
+    words = f"not judged: {why}" if style in ("npd", "plain") else f"bitwitness scan not judged: {why}"
+    return _cut(words, _NPD_BYTES if style == "npd" else _LINE_BYTES)
+
+
 def line(judgement: Judgement, style: str, *, drill: Drill | None = None) -> str:
     """The first line of output: ASCII, without what steers a terminal; of npd at most 80 bytes, of nagios with performance data.
 
@@ -124,7 +137,9 @@ def _said(judgement: Judgement) -> str:
         return f"{len(other)} links not judged: {_end(other[0], 0)} to {_end(other[0], 1)}: {other[0].reason}"
     bounds = [one.bound for one in devices if one.bound is not None]
     worst = f", error rate of each below {max(bounds):.2g} per call ({judgement.confidence:.0%})" if bounds else ""
-    return f"{len(devices)} devices, {sum(one.calls for one in devices)} answers right{worst}"
+    mute = list(dict.fromkeys(one.source for one in judgement.voices if one.standing == "not judged"))
+    told = f", {' and '.join(mute)} did not judge" if mute else ""
+    return f"{len(devices)} devices, {sum(one.calls for one in devices)} answers right{told}{worst}"
 
 
 def _who(one: DeviceResult | Voice) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -310,18 +311,7 @@ def write(path: Path, learned: Mapping[str, Any], sign_key: Path) -> GoldenFile:
     """
     signing = _signing()
     key = signing.private_key(sign_key)
-    kinds: dict[str, dict[str, str]] = {}
-    answers: dict[str, dict[str, Known]] = defaultdict(dict)
-    if exists(path):
-        before = _record(path)
-        if not signing.is_signed(before, key.public_key()):
-            raise RunFilesError(
-                f"{path} was not signed by {sign_key} as it stands: learn into another file, or with its key"
-            )
-        old = _golden(path, before)
-        kinds, answers = {name: dict(kind) for name, kind in old.kinds.items()}, defaultdict(dict)
-        for name in old:
-            answers[name] = dict(old[name])
+    kinds, answers = _known_before(path, key, sign_key)
     try:
         _add(path, learned, kinds, answers)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -343,6 +333,45 @@ def write(path: Path, learned: Mapping[str, Any], sign_key: Path) -> GoldenFile:
     golden = _golden(path, record)
     write_bytes(path, signing.canonical(record))
     return golden
+
+
+def _known_before(
+    path: Path, key: Any, sign_key: Path
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Known]]]:
+    """What the file knows to which something is to be added: nothing where there is none."""
+    kinds: dict[str, dict[str, str]] = {}
+    answers: dict[str, dict[str, Known]] = defaultdict(dict)
+    if exists(path):
+        before = _record(path)
+        if not _signing().is_signed(before, key.public_key()):
+            raise RunFilesError(
+                f"{path} was not signed by {sign_key} as it stands: learn into another file, or with its key"
+            )
+        old = _golden(path, before)
+        kinds = {name: dict(kind) for name, kind in old.kinds.items()}
+        for name in old:
+            answers[name] = dict(old[name])
+    return kinds, answers
+
+
+def check(path: Path, sign_key: Path, devices: int) -> None:
+    """Refuse before a scan begins what `learn` and `write` would refuse after it, as far as that can be known.
+
+    Raises:
+        ConfigurationError: the key is none, the file is of another version, or there are too few devices.
+        MissingExtra: `cryptography` is not installed.
+        RunFilesError: the file that is there was not signed by this key, or nothing can be written there.
+    """
+    if devices < LEAST_DEVICES:
+        raise ConfigurationError(
+            f"golden answers are learned from at least {LEAST_DEVICES} devices of one kind that agree; this scan has {devices}"
+        )
+    _known_before(path, _signing().private_key(sign_key), sign_key)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return  # a file can be made there
+    except OSError as error:
+        raise RunFilesError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _add(

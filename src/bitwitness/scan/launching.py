@@ -21,6 +21,8 @@ from typing import Self
 
 from bitwitness.errors import BitwitnessError, ConfigurationError, RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles
+from bitwitness.runfiles.files import read_json, write_json
+from bitwitness.runfiles.journal import Journal
 from bitwitness.supervise.processes import PARENT
 
 _RANKS = (sys.executable, "-P", "-m", "bitwitness.scan.ranks")
@@ -134,6 +136,43 @@ class Launched:
 def place_of_heartbeat(files: AnswerFiles, rank: int) -> Path:
     """Where a rank says which item it is at."""
     return files.path / "ranks" / f"rank-{rank:05d}.at"
+
+
+def report_loss(files: AnswerFiles, rank: int, why: str) -> None:
+    """Say to whoever coordinates, on another node, that a rank of this machine has died, which it cannot say itself.
+
+    Raises:
+        RunFilesError: it cannot be written.
+    """
+    if rank in files.ranks():
+        at = _content(place_of_heartbeat(files, rank)) or "its start"
+        journal = Journal(files.answers(rank), rank)  # its writer is dead
+        journal.append("end", {"why": f"{why} (it was at {at})"})
+        journal.close()
+    else:
+        write_json(_place_of_loss(files, rank), {"why": why})
+
+
+def reported_loss(files: AnswerFiles, rank: int) -> str:
+    """What was said of a rank that had not yet said who it is; "" where nothing was."""
+    path = _place_of_loss(files, rank)
+    if not path.is_file():
+        return ""
+    try:
+        return str(read_json(path).get("why"))[:1000]
+    except RunFilesError as error:
+        return str(error)
+
+
+def _place_of_loss(files: AnswerFiles, rank: int) -> Path:
+    return files.path / "ranks" / f"rank-{rank:05d}.lost"
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def log_of(files: AnswerFiles, rank: int) -> Path:

@@ -6,6 +6,7 @@ kind says nothing about who was right, and one on the suspect itself nothing abo
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ import torch
 from bitwitness.errors import ConfigurationError
 from bitwitness.runfiles.answers import Device
 from bitwitness.scan.evidence import Element, Evidence, differences, wrong_output
+from bitwitness.scan.items import SUITES, Item
 from bitwitness.scan.keeping import raw, split
+from bitwitness.scan.suites import items
 from bitwitness.scan.work import Unsupported, digest, prepare, settled
 
 Outcome = Literal["expected", "same as the suspect", "cannot conclude"]
@@ -72,6 +75,7 @@ def replay(path: Path, evidence: Evidence, device: Device, torch_device: torch.d
         ConfigurationError: this version or this device cannot compute it.
         RunFilesError: the wrong output cannot be read.
     """
+    _refuse_absurd(evidence.item)
     observed = wrong_output(path, evidence)
     answers: Counter[str] = Counter()
     right: list[bytes] | None = None
@@ -94,6 +98,24 @@ def replay(path: Path, evidence: Evidence, device: Device, torch_device: torch.d
         differing, elements = differences(right, observed, evidence.parts)
     outcome, reason = _concluded(evidence, device, answers)
     return Replay(outcome, reason, device, dict(answers), differing, elements)
+
+
+_LARGER = 16
+"""So many times what a scan computes may be asked for here: other versions may compute somewhat more."""
+
+
+def _refuse_absurd(item: Item) -> None:
+    """Refuse what no scan computes: a file from elsewhere must not fill the memory of this machine.
+
+    Raises:
+        ConfigurationError: it is many times larger than any item of its operation.
+    """
+    alike = [one for device in ("cpu", "cuda") for one in items(SUITES, device) if one.operation == item.operation]
+    largest = max((math.prod(one.shape) for one in alike), default=0)
+    if not alike or math.prod(item.shape) > _LARGER * largest:
+        raise ConfigurationError(
+            f"{item.id!s:.200}: no scan computes this, or nothing nearly so large: the file is damaged or forged"
+        )
 
 
 def _concluded(evidence: Evidence, device: Device, answers: Mapping[str, int]) -> tuple[Outcome, str]:
