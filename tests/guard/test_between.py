@@ -13,14 +13,17 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from bitwitness.errors import RunFilesError
 from bitwitness.guard import between
 from bitwitness.guard.between import Between
-from bitwitness.runfiles import RunFiles
+from bitwitness.runfiles import Journal, RunFiles
 from bitwitness.runfiles.ripple import LOOK_SECONDS, Request, RippleFiles
 from bitwitness.scan.asking import Following
 from bitwitness.scan.items import SUITE_VERSION
+from bitwitness.topology import Placement, Topology
 from tests.guard import models
 from tests.guard.harness import Launch, Rank, Scenario, Seen, launch
 from tests.guard.training import Plan, run
@@ -33,7 +36,7 @@ REQUEST = Request(
     every=1,
     until=time.time() + 3600,
     slice_ms=12.0,  # long enough on a busy machine
-    budget=1.0,
+    budget=0.5,
     suites=("ops",),
     seed=7,
     suite_version=SUITE_VERSION,
@@ -342,3 +345,113 @@ def test_a_file_system_that_fails_is_told_once(
         computes.look(one)
     one.step_ended(9)
     assert len(caplog.records) == 1
+    assert computes.events == [{"request": "", "state": "unreadable", "step": -1, "why": "stale file handle"}]
+
+
+@dataclass
+class Flaky:
+    """A request that cannot be read while `fails` is true."""
+
+    fails: bool = True
+
+    def __post_init__(self) -> None:
+        self._read = RippleFiles.read
+
+    def read(self, files: RippleFiles) -> Request | None:
+        if self.fails:
+            raise RunFilesError("request.json cannot be read: stale file handle")
+        return self._read(files)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    made = Flaky()
+
+    def read(files: RippleFiles) -> Request | None:
+        return made.read(files)
+
+    monkeypatch.setattr(RippleFiles, "read", read)
+    return made
+
+
+def test_a_request_that_could_not_be_read_is_read_again(tmp_path: Path, computes: Computes, flaky: Flaky) -> None:
+    RippleFiles(tmp_path).write(REQUEST)
+    one = computes.between(tmp_path)
+    one.step_ended(0)
+    assert not computes.begun
+    flaky.fails = False
+    computes.look(one)
+    one.step_ended(2)
+    assert (computes.begun, computes.steps) == ([REQUEST.id], [2])
+
+
+def test_while_the_request_cannot_be_read_there_are_no_slices(tmp_path: Path, computes: Computes, flaky: Flaky) -> None:
+    """It may have been withdrawn. Where it was not, they go on; and the same error a second time is heeded like the first one."""
+    files, flaky.fails = RippleFiles(tmp_path), False
+    files.write(REQUEST)
+    one = computes.between(tmp_path)
+    one.step_ended(0)
+    for step, ends in ((10, REQUEST), (20, REQUEST.withdrawn())):
+        files.write(ends)
+        flaky.fails = True
+        computes.look(one)
+        one.step_ended(step)
+        assert computes.steps[-1] < step
+        flaky.fails = False
+        computes.look(one)
+        one.step_ended(step + 1)
+    assert (computes.begun, computes.steps, computes.closed) == ([REQUEST.id], [0, 11], ["done"])
+
+
+def test_slices_that_failed_are_not_begun_again_by_the_same_request(
+    tmp_path: Path, computes: Computes, flaky: Flaky
+) -> None:
+    files, flaky.fails = RippleFiles(tmp_path), False
+    files.write(REQUEST)
+    one = computes.between(tmp_path)
+    computes.error = RuntimeError("out of luck")
+    one.step_ended(0)
+    computes.error = None
+    files.write(replace(REQUEST, from_step=2))
+    computes.look(one)
+    one.step_ended(3)
+    assert (computes.begun, computes.steps) == ([REQUEST.id], [])
+
+
+def test_a_full_disk_ends_the_slices_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be written at all any more: no answers, no end, and no event."""
+    from bitwitness.scan import ripple  # not above: the ranks of a job that nobody asks read this module, too
+
+    RippleFiles(tmp_path).write(replace(REQUEST, from_step=0))
+    job: Any = SimpleNamespace(rank=0, device=torch.device("cpu"), start_id="s")
+    job.topology = Topology((Placement(0, "n0", "n0/cpu-0", 0),))
+    events: list[str] = []
+
+    def event(kind: str, record: Mapping[str, Any]) -> None:
+        events.append(record["state"])
+        if full:
+            raise RunFilesError("no space left on device")
+
+    def append(journal: Any, kind: str, record: Any) -> None:
+        raise RunFilesError("no space left on device")
+
+    full = False
+    one = Between(job, tmp_path, event)
+    one.step_ended(0)
+    full = True
+    monkeypatch.setattr(Journal, "append", append)
+    monkeypatch.setattr(ripple, "_LEAST_BETWEEN_WRITES", 0.0)
+    until = time.monotonic() + 50
+    step = 0
+    while not caplog.records and time.monotonic() < until:
+        step += 1
+        one.step_ended(step)
+        time.sleep(0.001)
+    for later in range(step + 1, step + 10):
+        one.step_ended(later)
+    one.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "there will be no more of them; training goes on: RunFilesError: no space left" in caplog.text
+    assert events == ["begun", "failed"]

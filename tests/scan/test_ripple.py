@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -33,11 +31,10 @@ from bitwitness.scan.asking import Following, ask, pace, together, withdraw
 from bitwitness.scan.drill import Drill
 from bitwitness.scan.items import SUITE_VERSION, Item
 from bitwitness.scan.ripple import Course, Slices, begin
-from bitwitness.scan.undisturbed import undisturbed
 from bitwitness.topology import Placement, Topology
 
 CPU = torch.device("cpu")
-REQUEST = Request("20261130T101010Z-0a1b2c", 10, 2, 1e12, 3.0, 0.01, ("ops",), 7, SUITE_VERSION)
+REQUEST = Request("20261130T101010Z-0a1b2c", 10, 2, 1e11, 3.0, 0.01, ("ops",), 7, SUITE_VERSION)
 SMALL, MIDDLE, LARGE = (Item("ops", "mul", "float32", (size,)) for size in (100, 1000, 10_000))
 OTHER = Item("ops", "sqrt", "float32", (100,))
 
@@ -56,11 +53,47 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"every": 0}, {"budget": 2}, {"id": "../up"}, {"slice_ms": 0}, {"from_step": -1}, {"seed": None}]
+    ("name", "value"),
+    [
+        ("id", "../up"),
+        ("id", "request.json"),
+        ("id", 7),
+        ("from_step", -1),
+        ("from_step", 10**30),
+        ("from_step", 1.5),
+        ("every", 0),
+        ("every", True),
+        ("until", float("nan")),
+        ("until", float("inf")),
+        ("until", 1e300),
+        ("until", -1),
+        ("slice_ms", 0),
+        ("slice_ms", float("inf")),
+        ("slice_ms", 1e9),
+        ("slice_ms", "3"),
+        ("budget", 1.0),
+        ("budget", 0),
+        ("budget", float("nan")),
+        ("suites", "ops"),
+        ("suites", []),
+        ("suites", ["train"]),
+        ("suites", [["ops"]]),
+        ("seed", None),
+        ("seed", "x"),
+        ("suite_version", -1),
+        ("drills", "rank=0 p=1"),
+        ("drills", {"a": 1}),
+    ],
 )
-def test_a_request_that_cannot_be_kept_to_is_refused(change: dict[str, Any]) -> None:
+def test_a_request_that_cannot_be_kept_to_is_refused(name: str, value: Any) -> None:
     with pytest.raises(RunFilesError, match="request for slices"):
-        Request.from_json({**REQUEST.to_json(), **change})
+        Request.from_json({**REQUEST.to_json(), name: value})
+
+
+@pytest.mark.parametrize("record", [[], None, 3, "x", {}])
+def test_what_is_no_request_is_refused(record: Any) -> None:
+    with pytest.raises(RunFilesError, match="request for slices that is none"):
+        Request.from_json(record)
 
 
 # The course -----------------------------------------------------------------------------------------------------------
@@ -185,8 +218,9 @@ def test_slices_are_where_they_were_asked_for_and_end(tmp_path: Path, monkeypatc
     slices.close("done")
     slices.close("done")
     assert [record["why"] for record in played.records() if record["kind"] == "end"] == ["done"]
-    calls = sum(record.get("count", 0) for record in played.records())
-    assert calls == ripple.CALLS * len(played.computed)
+    answers = [record for record in played.records() if record["kind"] == "answer"]
+    assert sum(record["count"] for record in answers) == ripple.CALLS * len(played.computed)
+    assert sum(record["batches"] for record in answers) == len(played.computed)
     spent = sum(record.get("seconds", 0.0) for record in played.records())
     assert spent == pytest.approx(slices.spent, abs=1e-3)
 
@@ -249,64 +283,6 @@ def test_another_version_of_the_suites_is_refused(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(rank=0, device=CPU, start_id="a")
     with pytest.raises(ConfigurationError, match="version 99"):
         begin(job, RippleFiles(tmp_path), replace(REQUEST, suite_version=99))
-
-
-# The surroundings -----------------------------------------------------------------------------------------------------
-
-
-def disturb() -> None:
-    """Draw from everything and change every mode that work might change."""
-    torch.rand(3)
-    random.random()
-    np.random.rand()  # noqa: NPY002
-    torch.set_default_dtype(torch.bfloat16)
-    torch._C._set_deterministic_algorithms(False, warn_only=False)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_world_is_put_back(fails: bool) -> None:
-    drawn: Any = np.random.get_state()  # noqa: NPY002
-    states = (torch.get_rng_state(), random.getstate())
-    torch.set_default_dtype(torch.float64)
-    try:
-        with (
-            torch.device("meta"),
-            torch.autocast("cpu", dtype=torch.bfloat16),
-            torch.inference_mode(),
-        ):
-            try:
-                with undisturbed(CPU):
-                    assert torch.ones(1).dtype == torch.float32
-                    assert torch.ones(1).device == CPU
-                    assert not torch.is_autocast_enabled("cpu")
-                    assert not torch.is_inference_mode_enabled()
-                    assert not torch.is_grad_enabled()
-                    disturb()
-                    if fails:
-                        raise OSError("in the middle")
-            except OSError:
-                assert fails
-            assert torch.ones(1).dtype == torch.float64
-            assert torch.ones(1).device.type == "meta"
-            assert torch.is_autocast_enabled("cpu")
-            assert torch.is_inference_mode_enabled()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    now: Any = np.random.get_state()  # noqa: NPY002
-    assert np.array_equal(drawn[1], now[1])
-    assert drawn[2:] == now[2:]
-
-
-def test_what_cannot_be_put_back_is_told() -> None:
-    threads = torch.get_num_threads()
-    try:
-        with pytest.raises(RuntimeError, match="threads"), undisturbed(CPU):
-            torch.set_num_threads(threads + 1)
-    finally:
-        torch.set_num_threads(threads)
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -376,6 +352,96 @@ def test_answers_are_the_device_s_over_all_starts() -> None:
     assert [one.answers[SMALL.id] for one in found] == [{"aa": 40}, {"aa": 40}, {"aa": 20}, {"bb": 20}]
 
 
+def test_sets_of_operands_are_added_up_over_starts() -> None:
+    def one(digests: dict[str, int], operands: dict[tuple[str, ...], int]) -> Sheet:
+        return replace(answered(0), answers={SMALL.id: digests}, operands={SMALL.id: operands})
+
+    (found,) = together([[one({"aa": 4}, {("aa",): 2})], [one({"aa": 3, "bb": 1}, {("aa",): 1, ("aa", "bb"): 1})]], [])
+    assert found.answers == {SMALL.id: {"aa": 7, "bb": 1}}
+    assert (found.sets(SMALL.id), found.sets_with_other(SMALL.id, "aa")) == (4, 1)
+
+
+def test_a_new_start_does_not_excuse_slices_that_failed() -> None:
+    place = [{"rank": rank, "node": f"n{rank}", "device": f"d{rank}"} for rank in range(3)]
+    before = [answered(rank, ended="OSError: no such device" if rank == 1 else "") for rank in range(3)]
+    found = together([before, [answered(rank) for rank in range(3)]], place)
+    assert [one.ended for one in found] == ["done", "OSError: no such device", "done"]
+
+
+@pytest.mark.parametrize("worlds", [(4, 2), (2, 4)])
+def test_a_start_with_another_number_of_ranks_keeps_the_answers(worlds: tuple[int, int]) -> None:
+    second = worlds[1]
+    place = [{"rank": rank, "node": f"n{rank}", "device": f"d{rank}"} for rank in range(second)]
+    found = together([[answered(rank) for rank in range(world)] for world in worlds], place)
+    assert [one.device.rank for one in found] == [0, 1, 2, 3]
+    assert [one.answers[SMALL.id]["aa"] for one in found] == [40, 40, 20, 20]
+
+
+@pytest.mark.parametrize("placement", [[{"node": "n0", "device": "d0", "rank": "x"}], [{"rank": -1}], [{}], ["x"], 7])
+def test_a_placement_that_is_none_is_told(placement: Any) -> None:
+    with pytest.raises(RunFilesError, match=r"run\.json: .*placement"):
+        together([[answered(0)]], placement)
+
+
+def written(folder: Path, ended: dict[int, str], old: int | None = None) -> Following:
+    """Three ranks with answers; who has an end in `ended`, and of whom nothing was heard for an hour."""
+    start = RippleFiles(folder).answers(REQUEST.id, "s")
+    start.create()
+    for rank in range(3):
+        journal = start.introduce(answered(rank).device)
+        journal.append("answer", {"item": SMALL.id, "digest": "aa", "count": 300, "batches": 150, "seconds": 0.1})
+        if rank in ended:
+            journal.append("end", {"why": ended[rank]})
+        journal.close()
+        if rank == old:
+            record = {**json.loads(journal.path.read_text()), "time": "2026-01-01T00:00:00.000Z"}
+            journal.path.write_text(json.dumps(record) + "\n")
+    return Following(folder, REQUEST)
+
+
+def test_who_fell_silent_has_not_passed_at_the_end(tmp_path: Path) -> None:
+    following = written(running(tmp_path), {0: "done", 1: "done"})
+    assert [one.standing for one in following.look().devices] == ["pass"] * 3, "it may still write"
+    last = following.conclude("its time is over").devices
+    assert [one.standing for one in last] == ["pass", "pass", "not judged"]
+    assert "stopped answering" in last[2].reason
+
+
+def test_who_is_silent_while_others_go_on_has_not_passed(tmp_path: Path) -> None:
+    found = written(running(tmp_path), {}, old=1).look().devices
+    assert [one.standing for one in found] == ["pass", "not judged", "pass"]
+    assert "has written nothing for" in found[1].reason
+
+
+def test_of_a_job_that_is_gone_nothing_passes_that_did_not_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    following = written(running(tmp_path, ago=7200), {0: "done"})
+    RippleFiles(tmp_path).write(REQUEST)
+    assert not following.running
+    scan_ripple.show_slices(tmp_path, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["standing"] for one in shown["devices"]] == ["pass", "not judged", "not judged"]
+    assert shown["ended"] == "nothing is heard of the job any more"
+
+
+def test_whoever_stops_slices_waits_for_ranks_to_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever, and not for a job that does not run."""
+    following = written(running(tmp_path), {0: "done"})
+    slept: list[float] = []
+
+    def ends(seconds: float) -> None:
+        slept.append(seconds)
+        written(tmp_path, {0: "done", 1: "done", 2: "done"})
+
+    monkeypatch.setattr(time, "sleep", ends)
+    following.settle(60.0, 0.5)
+    assert slept == [0.5]
+    assert [one.standing for one in following.conclude("it was withdrawn").devices] == ["pass"] * 3
+    following.settle(0.0, 0.5)
+    assert slept == [0.5]
+
+
 def test_a_device_that_took_no_slice_is_there_and_not_judged(tmp_path: Path) -> None:
     following = Following(running(tmp_path), REQUEST)
     start = RippleFiles(tmp_path).answers(REQUEST.id, "s")
@@ -402,7 +468,7 @@ def test_the_command_follows_and_judges(
     running(tmp_path)
     looks = Following.look
 
-    def look(self: Following, repeat: bool = True) -> Any:
+    def look(self: Following, repeat: bool = True, running: bool = True) -> Any:
         request = RippleFiles(tmp_path).read()
         assert request is not None
         start = RippleFiles(tmp_path).answers(request.id, "s")
@@ -412,9 +478,10 @@ def test_the_command_follows_and_judges(
         for rank in range(3):
             journal = start.introduce(answered(rank).device)
             digest = "bb" if rank == 1 else "aa"
-            journal.append("answer", {"item": SMALL.id, "digest": digest, "count": 30, "seconds": 0.1})
+            journal.append("answer", {"item": SMALL.id, "digest": digest, "count": 30, "batches": 15, "seconds": 0.1})
+            journal.append("end", {"why": "done"})
             journal.close()
-        return looks(self, repeat)
+        return looks(self, repeat, running)
 
     monkeypatch.setattr(Following, "look", look)
     assert command(tmp_path, drills=(Drill(1.0, rank=1),), as_json=True) == 1

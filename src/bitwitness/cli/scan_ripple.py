@@ -13,7 +13,7 @@ from pathlib import Path
 from bitwitness.cli.output import console, plain, print_json, this_command
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles.ripple import Request, RippleFiles
-from bitwitness.scan.asking import AHEAD, Following, ask, pace, withdraw
+from bitwitness.scan.asking import AHEAD, Following, ask, pace, patience_to_end, withdraw
 from bitwitness.scan.drill import Drill
 from bitwitness.scan.judging import Golden
 from bitwitness.scan.results import Judgement
@@ -63,7 +63,7 @@ def ripple(
         RunFilesError: files cannot be read or written.
     """
     if stop:
-        return _stop(run_dir, detach, as_json, golden, confidence, code)
+        return _stop(run_dir, detach, as_json, golden, confidence, code, poll)
     request = ask(run_dir, budget=budget, slice_ms=slice_ms, minutes=minutes, drills=drills, seed=seed, ahead=ahead)
     screen = console(stderr=True)
     screen.print(_asked(request, run_dir))
@@ -82,9 +82,18 @@ def ripple(
     except KeyboardInterrupt:
         withdraw(run_dir, request.id)
         why = "it was interrupted"
+    _settle(following, run_dir, poll)
     judgement = following.conclude(why)
     _tell(following, judgement, why, as_json)
     return code(judgement)
+
+
+def _settle(following: Following, run_dir: Path, poll: float) -> None:
+    """Wait for ranks to write that they have ended: who does not is taken for silent. Who interrupts that does not want to wait."""
+    try:
+        following.settle(patience_to_end(run_dir), poll)
+    except KeyboardInterrupt:
+        return
 
 
 def show_slices(run_dir: Path, as_json: bool) -> None:
@@ -97,8 +106,10 @@ def show_slices(run_dir: Path, as_json: bool) -> None:
     if request is None:
         raise RunFilesError(f"{run_dir}: no slices were asked for; ask with: {this_command()} scan --ripple {run_dir}")
     following = Following(run_dir, request)
-    judgement = following.look(repeat=False)
-    _tell(following, judgement, "" if request.until > time.time() else "it has ended", as_json)
+    running = following.running
+    judgement = following.look(repeat=False, running=running)
+    why = "it has ended" if request.until <= time.time() else "nothing is heard of the job any more"
+    _tell(following, judgement, "" if running else why, as_json)
 
 
 def _stop(
@@ -108,6 +119,7 @@ def _stop(
     golden: Golden | None,
     confidence: float,
     code: Callable[[Judgement], int],
+    poll: float,
 ) -> int:
     if detach:
         raise ConfigurationError("--detach and --stop: give one of them")
@@ -119,6 +131,7 @@ def _stop(
         return 0
     console(stderr=True).print(f"Request {ended.id} is withdrawn.")
     following = Following(run_dir, ended, golden, confidence)
+    _settle(following, run_dir, poll)
     judgement = following.conclude("it was withdrawn")
     _tell(following, judgement, "it was withdrawn", as_json)
     return code(judgement)

@@ -51,11 +51,13 @@ class Between:
     def __init__(self, job: Job, run_dir: Path, event: Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._job, self._event, self._clock = job, event, clock
         self._files = RippleFiles(run_dir)
-        self._stamp: tuple[int, ...] | None = None
+        self._stamp: tuple[int, ...] | None = None  # of what was last read to its end
+        self._unreadable = False
         self._found: Request | None = None
         self._problem: Exception | None = None
         self._told = ""
         self._served: Request | None = None
+        self._failed = ""
         self._slices: Slices | None = None
         self._looked = clock()
         # The run directory has just been written to, so that one look more can wait for it: a job that is started anew goes on
@@ -69,7 +71,10 @@ class Between:
             self._look_again()
             if self._problem is not None:
                 problem, self._problem = self._problem, None
-                raise problem
+                self._tell(step, problem)
+            if self._unreadable:
+                self._wait()
+                return
             if self._found is not self._served:
                 self._change()
             if self._slices is not None and not self._slices.step_ended(step):
@@ -94,22 +99,44 @@ class Between:
         """Find the request in force, and load what serves it. The rest is for the thread that trains: settings are its own."""
         try:
             stamp = self._files.stamp()
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            request = self._files.read() if stamp is not None else None
-            if request is not None and request.until > time.time():
-                importlib.import_module(_COMPUTES).load(request, self._job.device)
-            self._found = request
+            if stamp != self._stamp:
+                self._read(stamp)
+            self._unreadable = False
         except Exception as error:  # noqa: BLE001  (told between two steps)
+            # Perhaps it was withdrawn: there are no slices until that is known. The stamp is still the one before: it is read again.
+            self._unreadable = True
             if self._told != str(error):
-                self._told, self._found, self._problem = str(error), None, error
+                self._told, self._problem = str(error), error
+
+    def _read(self, stamp: tuple[int, ...] | None) -> None:
+        request = self._files.read() if stamp is not None else None
+        if request is not None and request.until > time.time():
+            importlib.import_module(_COMPUTES).load(request, self._job.device)
+        if request != self._found:
+            self._found = request
+        self._stamp, self._told = stamp, ""
+
+    def _wait(self) -> None:
+        """No slice as long as nobody knows what is asked for; one that was asked for goes on when it is known again."""
+        if self._slices is not None and self._served is not None and self._served.until <= time.time():
+            self._end("done")
+
+    def _tell(self, step: int, problem: Exception) -> None:
+        logger.error(
+            "at step %d the request for slices of a scan cannot be read, and there are none until it can; training goes on: %s: %s",
+            step,
+            type(problem).__name__,
+            problem,
+        )
+        request = self._served.id if self._served is not None else ""
+        with suppress(Exception):
+            self._event("ripple", {"request": request, "state": "unreadable", "step": step, "why": str(problem)})
 
     def _change(self) -> None:
         request = self._found
         self._end("done")
         self._served = request
-        if request is None or request.until <= time.time():
+        if request is None or request.until <= time.time() or request.id == self._failed:
             return
         begin: Callable[[Job, RippleFiles, Request], Slices] = importlib.import_module(_COMPUTES).begin
         self._slices = begin(self._job, self._files, request)
@@ -131,7 +158,7 @@ class Between:
         logger.debug("a slice of a scan failed", exc_info=error)
         with suppress(Exception):
             self._end(why)
-        self._slices, self._served = None, self._found
-        request = self._found.id if self._found is not None else ""
+        request = self._served.id if self._served is not None else ""
+        self._slices, self._failed = None, request
         with suppress(Exception):
             self._event("ripple", {"request": request, "state": "failed", "step": step, "why": why})

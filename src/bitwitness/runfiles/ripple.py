@@ -10,6 +10,7 @@ The command that asks and the ranks that are asked meet in files only: a rank mu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,18 @@ from bitwitness.runfiles.files import Reported, exists, read_json, refresh_folde
 LOOK_SECONDS = 10.0
 """How often a rank looks whether there is a request."""
 
-_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
+BESIDE = ("ops",)
+"""The suites that can be computed beside a job: single operations. A step of a small model takes longer, and changes settings of the
+whole process."""
+
+MOST_BUDGET, MOST_SLICE_MS, MOST_MINUTES = 0.5, 1000.0, 1e7
+"""What a request may ask for at most."""
+
+_LATEST = 1e11
+"""Seconds since 1970: what ends later ends never."""
+
+_MOST_WHOLE, _MOST_DRILLS = 2**63, 1000
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,22 @@ class Request:
         """The same, ended."""
         return replace(self, until=0.0)
 
+    def absurd(self) -> str:
+        """What of it makes no sense, whoever wrote it; "" where it can be kept to. Ranks heed no other request."""
+        sound = {
+            "id": _ID.fullmatch(self.id) is not None,
+            "from_step": 0 <= self.from_step < _MOST_WHOLE,
+            "every": 1 <= self.every < _MOST_WHOLE,
+            "until": 0 <= self.until <= _LATEST,
+            "slice_ms": 0 < self.slice_ms <= MOST_SLICE_MS,
+            "budget": 0 < self.budget <= MOST_BUDGET,
+            "suites": bool(self.suites) and set(self.suites) <= set(BESIDE),
+            "seed": abs(self.seed) < _MOST_WHOLE,
+            "suite_version": 0 <= self.suite_version < _MOST_WHOLE,
+            "drills": len(self.drills) <= _MOST_DRILLS,
+        }
+        return ", ".join(f"{name} {getattr(self, name)!r:.60}" for name, fits in sound.items() if not fits)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self) | {"suites": list(self.suites), "drills": list(self.drills)}
@@ -76,22 +104,21 @@ class Request:
         """
         try:
             request = cls(
-                str(record["id"]),
-                int(record["from_step"]),
-                int(record["every"]),
-                float(record["until"]),
-                float(record["slice_ms"]),
-                float(record["budget"]),
-                tuple(str(one) for one in record["suites"]),
-                int(record["seed"]),
-                int(record["suite_version"]),
-                tuple(str(one) for one in record.get("drills", ())),
+                _text(record["id"]),
+                _whole(record["from_step"]),
+                _whole(record["every"]),
+                _number(record["until"]),
+                _number(record["slice_ms"]),
+                _number(record["budget"]),
+                _texts(record["suites"]),
+                _whole(record["seed"]),
+                _whole(record["suite_version"]),
+                _texts(record.get("drills", [])),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise RunFilesError(f"a request for slices that is none: {error!r}") from error
-        sound = request.every >= 1 and request.from_step >= 0 and request.slice_ms > 0 and 0 < request.budget <= 1
-        if not sound or not _ID.fullmatch(request.id):
-            raise RunFilesError(f"a request for slices that cannot be kept to: {str(record)[:200]}")
+        if why := request.absurd():
+            raise RunFilesError(f"a request for slices that cannot be kept to, {why}: {str(record)[:200]}")
         return request
 
 
@@ -144,3 +171,28 @@ class RippleFiles:
     def result(self, request: str) -> Path:
         """Where the conclusion is written."""
         return self.path / request / "result.json"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r:.60} is no list")
+    return tuple(_text(one) for one in value)
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r:.60} is no whole number")
+    return value
+
+
+def _number(value: object) -> float:
+    """NaN is none: it is neither before nor after any time."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.60} is no number")
+    return float(value)

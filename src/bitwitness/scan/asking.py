@@ -14,20 +14,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles import RunFiles, new_incident_id, utc_now
 from bitwitness.runfiles.answers import AnswerFiles, Device, Sheet
 from bitwitness.runfiles.files import write_json
-from bitwitness.runfiles.ripple import LOOK_SECONDS, Request, RippleFiles
+from bitwitness.runfiles.ripple import (
+    BESIDE,
+    LOOK_SECONDS,
+    MOST_BUDGET,
+    MOST_MINUTES,
+    MOST_SLICE_MS,
+    Request,
+    RippleFiles,
+)
 from bitwitness.scan import drill
 from bitwitness.scan.items import SUITE_VERSION, Suite
 from bitwitness.scan.judging import Golden, judge, wrong_items
 from bitwitness.scan.results import Judgement
 
-SUITES: tuple[Suite, ...] = ("ops",)
-"""What slices compute: single operations. A step of a small model takes longer, and modules may carry hooks of the job."""
+SUITES = cast("tuple[Suite, ...]", BESIDE)
+"""What slices compute."""
 
 AHEAD = 2 * LOOK_SECONDS
 """Seconds from the request to the first slice: by then every rank has looked."""
@@ -35,7 +43,14 @@ AHEAD = 2 * LOOK_SECONDS
 _SILENT, _SILENT_STEPS = 60.0, 10.0
 """A job of which nothing has been heard for so many seconds, and for so long as so many steps, does not run."""
 
+_Key = TypeVar("_Key")
+
 _RECENT = 30
+_MOST_RANKS = 10**7
+
+_MOST_QUIET = 600.0
+"""Seconds: a rank that takes slices writes within a minute, or later where the budget does not have it. One that has written nothing
+for so long, while others went on, has fallen silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +137,12 @@ def ask(
         ConfigurationError: a number makes no sense, or no guarded job runs there.
         RunFilesError: the files of the run cannot be read or written.
     """
-    for name, value, most in (("--budget", budget, 0.5), ("--slice-ms", slice_ms, 1000.0), ("--minutes", minutes, 1e7)):
+    limits = (
+        ("--budget", budget, MOST_BUDGET),
+        ("--slice-ms", slice_ms, MOST_SLICE_MS),
+        ("--minutes", minutes, MOST_MINUTES),
+    )
+    for name, value, most in limits:
         if not 0 < value <= most:
             raise ConfigurationError(f"{name} {value:g}: give a number above 0 and at most {most:g}")
     going = pace(run_dir)
@@ -139,6 +159,8 @@ def ask(
         suite_version=SUITE_VERSION,
         drills=tuple(map(str, drills)),
     )
+    if why := request.absurd():
+        raise ConfigurationError(f"slices cannot be asked for with {why}")
     RippleFiles(run_dir).write(request)
     return request
 
@@ -175,21 +197,45 @@ class Following:
         self._size, self._grown = -1, time.monotonic()
         self.sheets: list[Sheet] = []
 
-    def look(self, repeat: bool = True) -> Judgement:
+    def look(self, repeat: bool = True, running: bool = True) -> Judgement:
         """Judge what is there now, and have ranks repeat what somebody got wrong, unless told not to.
+
+        Args:
+            repeat: have it repeated.
+            running: more answers are to come; else who has not said that it ended has fallen silent, and does not pass.
 
         Raises:
             RunFilesError: files cannot be read or written.
         """
+        starts = self._gather()
+        if starts and repeat:
+            self._have_repeated(starts[-1])
+        sheets = _with_silence(self.sheets) if running else self.sheets
+        return judge(sheets, self._golden, confidence=self._confidence, running=running)
+
+    def _gather(self) -> list[AnswerFiles]:
+        """Read what was answered; in which starts of the job."""
         starts = self._files.starts(self.request.id)
         try:
             placement = self._run.read_run().get("placement", [])
         except RunFilesError:
             placement = []  # it is being replaced, or gone: what was answered can be judged all the same
         self.sheets = together([_sheets(start) for start in starts], placement)
-        if starts and repeat:
-            self._have_repeated(starts[-1])
-        return judge(self.sheets, self._golden, confidence=self._confidence, running=True)
+        return starts
+
+    @property
+    def running(self) -> bool:
+        """Whether more answers are to come: the request is in force, and the job runs."""
+        return self.request.until > time.time() and _runs(self._run.path)
+
+    def settle(self, patience: float, poll: float) -> None:
+        """Wait until all ranks have written how they ended, which they do after the next step that they look, or `patience` is over."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            self._gather()
+            if all(sheet.ended for sheet in self.sheets):
+                return
+            time.sleep(poll)
 
     def over(self, patience: float) -> str:
         """Why no more answers are to come; "" while there are.
@@ -218,7 +264,7 @@ class Following:
         Raises:
             RunFilesError: files cannot be read or written.
         """
-        judgement = self.look(repeat=False)
+        judgement = self.look(repeat=False, running=False)
         path = self._files.result(self.request.id)
         if path.parent.is_dir():
             write_json(path, self.record(judgement, why))
@@ -245,6 +291,38 @@ class Following:
             self._focus = focus
 
 
+def patience_to_end(run_dir: Path) -> float:
+    """Seconds within which the ranks of a job write that a request has ended; 0.0 where no job runs."""
+    try:
+        return LOOK_SECONDS + pace(run_dir).patience
+    except (ConfigurationError, RunFilesError):
+        return 0.0
+
+
+def _runs(run_dir: Path) -> bool:
+    return patience_to_end(run_dir) > 0
+
+
+def _with_silence(sheets: Sequence[Sheet]) -> list[Sheet]:
+    """The same; of who has written nothing for long, while others have, that is how it ended."""
+    last = {sheet.device.rank: _seconds(sheet.last) for sheet in sheets if sheet.last}
+    newest = max(last.values(), default=0.0)
+    quiet = {rank: newest - seen for rank, seen in last.items() if newest - seen > _MOST_QUIET}
+    return [
+        replace(sheet, ended=f"it has written nothing for {quiet[rank] / 60:,.0f} min, while others have")
+        if not sheet.ended and (rank := sheet.device.rank) in quiet
+        else sheet
+        for sheet in sheets
+    ]
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
 def _sheets(start: AnswerFiles) -> list[Sheet]:
     found = []
     for rank in start.ranks():
@@ -253,6 +331,21 @@ def _sheets(start: AnswerFiles) -> list[Sheet]:
         except RunFilesError:
             continue  # it shows as one that has answered nothing
     return found
+
+
+def _placed(placement: object) -> dict[tuple[str, str], int]:
+    """Node and device -> rank."""
+    if not isinstance(placement, list | tuple):
+        raise RunFilesError(f"run.json: the placement is no list: {placement!r:.100}")
+    now: dict[tuple[str, str], int] = {}
+    for one in placement:
+        rank = one.get("rank") if isinstance(one, Mapping) else None
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < _MOST_RANKS:
+            raise RunFilesError(
+                f"run.json: in the placement there is an entry without a rank that can be one: {one!r:.100}"
+            )
+        now[str(one.get("node")), str(one.get("device"))] = rank
+    return now
 
 
 def together(starts: Sequence[Sequence[Sheet]], placement: Sequence[Mapping[str, Any]]) -> list[Sheet]:
@@ -264,6 +357,9 @@ def together(starts: Sequence[Sequence[Sheet]], placement: Sequence[Mapping[str,
     Args:
         starts: the sheets of each start.
         placement: where each rank is now, as run.json has it.
+
+    Raises:
+        RunFilesError: it is no placement.
     """
     known: dict[tuple[str, str, str], Sheet] = {}
     for sheets in starts:
@@ -271,7 +367,7 @@ def together(starts: Sequence[Sequence[Sheet]], placement: Sequence[Mapping[str,
             who = sheet.device
             key = (who.node, who.device, who.kind_name)
             known[key] = _added(known[key], sheet) if key in known else sheet
-    now = {(str(one.get("node")), str(one.get("device"))): int(one["rank"]) for one in placement if "rank" in one}
+    now = _placed(placement)
     free = max([len(placement), *(1 + rank for rank in now.values())])
     found, taken = [], set()
     for sheet in reversed(known.values()):
@@ -288,9 +384,21 @@ def together(starts: Sequence[Sequence[Sheet]], placement: Sequence[Mapping[str,
 
 
 def _added(before: Sheet, sheet: Sheet) -> Sheet:
-    answers = {item: dict(found) for item, found in before.answers.items()}
-    for item, found in sheet.answers.items():
-        own = answers.setdefault(item, {})
-        for digest, count in found.items():
-            own[digest] = own.get(digest, 0) + count
-    return Sheet(sheet.device, answers, sheet.ended, before.seconds + sheet.seconds, sheet.last)
+    answers, operands = {}, {}
+    for item in {**before.answers, **sheet.answers}:
+        answers[item] = _summed(before.answers.get(item, {}), sheet.answers.get(item, {}))
+        operands[item] = _summed(_operands(before, item), _operands(sheet, item))
+    # A rank whose slices failed has not come to its end because the job was started anew.
+    ended = before.ended if before.ended not in ("", "done") else sheet.ended
+    seconds, last = before.seconds + sheet.seconds, max(before.last, sheet.last)
+    return replace(sheet, answers=answers, operands=operands, ended=ended, seconds=seconds, last=last)
+
+
+def _operands(sheet: Sheet, item: str) -> Mapping[tuple[str, ...], int]:
+    """How many sets of operands gave which answers; without a word about that, each answer is from one of its own."""
+    found = sheet.operands.get(item)
+    return {(digest,): count for digest, count in sheet.answers.get(item, {}).items()} if found is None else found
+
+
+def _summed(one: Mapping[_Key, int], other: Mapping[_Key, int]) -> dict[_Key, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}

@@ -14,8 +14,9 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -29,7 +30,7 @@ from bitwitness.scan import devices, suites, work
 from bitwitness.scan.drill import parse
 from bitwitness.scan.items import SUITE_VERSION, Item, Suite
 from bitwitness.scan.striking import Striker
-from bitwitness.scan.undisturbed import undisturbed
+from bitwitness.scan.undisturbed import kind_of, left_out, settings_of, undisturbed
 
 logger = logging.getLogger("bitwitness")
 
@@ -66,6 +67,19 @@ def begin(job: Job, files: RippleFiles, request: Request) -> Slices:
     return Slices(job, files, request)
 
 
+@dataclass(slots=True)
+class _Same:
+    """How often an item gave one answer, and from how many sets of operands."""
+
+    count: int = 0
+    batches: int = 0
+
+    def add(self, count: int) -> None:
+        """One set gave it so often."""
+        self.count += count
+        self.batches += 1
+
+
 class Slices:
     """One request, on one rank.
 
@@ -92,7 +106,8 @@ class Slices:
         self._course = Course(suites.items(wanted, job.device.type), request.seed, self._longest)
         self._striker = Striker([parse(text) for text in request.drills], job.rank, request.seed)
         self._journal: Journal | None = None
-        self._tally: Counter[tuple[str, str]] = Counter()
+        self._tally: dict[tuple[str, str], _Same] = defaultdict(_Same)
+        self._different: list[tuple[str, Counter[str]]] = []
         self._began = self._written = clock()
         self._spent = self._told = self._writing = 0.0
         self._wrong: list[Item] = []
@@ -119,9 +134,9 @@ class Slices:
         try:
             if self._journal is None:
                 self._journal = self._introduce()
-            elif self._tally and began - self._written >= self._between_writes():
+            elif self._open and began - self._written >= self._between_writes():
                 # In a slice of its own. Where the budget does not have it yet, it is saved up for.
-                if self._writing * len(self._tally) <= self._left():
+                if self._writing * self._open <= self._left():
                     self._write()
                     self._look_what_is_wrong()
             else:
@@ -147,6 +162,11 @@ class Slices:
         finally:
             journal.close()
 
+    @property
+    def _open(self) -> int:
+        """How many records there are to write."""
+        return len(self._tally) + len(self._different)
+
     # A slice ---------------------------------------------------------------------------------------------------------
 
     def _left(self) -> float:
@@ -159,7 +179,7 @@ class Slices:
 
     def _check_settings(self) -> None:
         """Another setting means other right answers: a job that changes one on some ranks only must have none of them accused."""
-        now = devices.settings_of(self._job.device)
+        now = settings_of(self._job.device)
         if now != self._settings:
             raise RuntimeError(
                 f"the job has changed its settings since slices began, from {self._settings!r} to {now!r}"
@@ -194,17 +214,24 @@ class Slices:
             yield from self._course.after(number)
 
     def _compute(self, item: Item) -> None:
+        """Compute an item some times, of operands that are made once."""
         began = self._clock()
         try:
+            if why := left_out(item, self._job.device):
+                raise work.Unsupported(why)
             compute = work.prepare(item, self._job.device)
-            for _ in range(CALLS):
-                digest = work.digest(list(self._striker.strike(compute())))
-                self._tally[item.id, digest] += 1
-        except (work.Unsupported, ConfigurationError, torch.OutOfMemoryError) as error:
+            answers = Counter(work.digest(list(self._striker.strike(compute()))) for _ in range(CALLS))
+        except (work.Unsupported, ConfigurationError, torch.OutOfMemoryError, Warning) as error:
+            # A warning is one where the job has made errors of them.
             logger.debug("%s is left out of the slices: %s", item.id, error)
             self._course.leave_out(item)
+            return
+        self._check_settings()  # another thread may have changed them meanwhile
+        if len(answers) > 1:
+            self._different.append((item.id, answers))
         else:
-            self._course.took(item, self._clock() - began)
+            self._tally[item.id, next(iter(answers))].add(CALLS)
+        self._course.took(item, self._clock() - began)
 
     # What is written -------------------------------------------------------------------------------------------------
 
@@ -212,7 +239,7 @@ class Slices:
         """Say who this is: in a slice of its own, with the settings that slices run under."""
         job = self._job
         with undisturbed(job.device):
-            kind = devices.kind_of(job.device)
+            kind = kind_of(job.device)
             self._settings = kind["settings"]
         self._answers.create()
         place = job.topology.placements[job.rank]
@@ -230,13 +257,19 @@ class Slices:
             return
         began = self._clock()
         seconds, self._told = self._spent - self._told, self._spent
-        tally, self._tally = self._tally, Counter()
-        for (item, digest), count in tally.items():
-            journal.append("answer", {"item": item, "digest": digest, "count": count, "seconds": round(seconds, 6)})
+        records: list[dict[str, Any]] = [
+            {"item": item, "digest": digest, "count": same.count, "batches": same.batches}
+            for (item, digest), same in self._tally.items()
+        ]
+        records += [{"item": item, "answers": dict(answers), "batches": 1} for item, answers in self._different]
+        self._tally.clear()
+        self._different.clear()
+        for record in records:
+            journal.append("answer", {**record, "seconds": round(seconds, 6)})
             seconds = 0.0
         self._written = self._clock()
         # By the record; one that took long is soon forgotten, else nothing would be written any more.
-        self._writing = max((self._written - began) / max(1, len(tally)), self._writing / 2)
+        self._writing = max((self._written - began) / max(1, len(records)), self._writing / 2)
 
     def _look_what_is_wrong(self) -> None:
         if not self._answers.focus.is_file():

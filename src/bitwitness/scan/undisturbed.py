@@ -1,9 +1,11 @@
-"""Known work in a process that trains: the world around it is put back bit for bit, and what could not be is never touched.
+"""Known work in a process that trains: nothing that belongs to the whole process is set, not even to be set back.
 
-Here and not in the loop of a scan, which has its process for itself. The number of threads and the precision of float32 products
-stay the job's own: to set them and set them back is not the same as not to have set them (MKL then no longer chooses its threads,
-PyTorch no longer its default precision), and a bit of the job could change. The kind of the device says what they are instead, so
-that devices that differ in them are not compared.
+Here and not in the loop of a scan, which has its process for itself. A job has other threads, which fetch batches and draw from
+the global generators meanwhile: a state that is put back is put back under their hands, and a setting that holds for a millisecond
+holds for them as well. So slices draw from generators of their own, name each dtype and device, and enter only such modes as each
+thread has for itself. All else stays as the job has set it: the number of threads, the precision of float32 products, whether
+algorithms are deterministic. The kind of the device says what that is, so that devices that differ in it are not compared, and
+what would need another setting is left out (`left_out`).
 """
 
 from __future__ import annotations
@@ -14,80 +16,88 @@ from typing import Any
 
 import torch
 
-from bitwitness.guard.rewind import process_settings, random_state_kept
+from bitwitness.scan import devices
+from bitwitness.scan.items import Item
+
+_MAY_NOT_REPEAT = frozenset({"scatter_add", "index_add", "embedding", "cumsum", "attention", "conv2d"})
+"""What has kernels on a GPU that add up in an order that is not said, unless algorithms are deterministic (the notes on
+`torch.use_deterministic_algorithms`); kernels of cuDNN among them."""
 
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Inside: no gradients, no autocast, no inference mode, float32 by default, kernels that repeat. Afterwards all is as before.
-
-    What has no kernel that repeats runs all the same: its answers then do not repeat, and judge nobody.
+    """Inside, in this thread: no gradients, no autocast, no inference mode, and none of the job's overrides of functions, operations
+    and saved tensors. Afterwards all is as before.
 
     Raises:
-        RuntimeError: afterwards something is not as before; names it.
+        RuntimeError: afterwards a mode of this thread is not as before; names it.
     """
     before = _modes(device)
     with ExitStack() as stack:
-        stack.callback(_put_back, device, before)
-        stack.enter_context(random_state_kept(device, ()))
+        stack.callback(_compare, device, before)
         if device.type == "cuda":
-            stream = torch.cuda.current_stream(device)
             stack.enter_context(torch.cuda.device(device))
-            stack.enter_context(torch.cuda.stream(stream))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        for kind in {"cpu", device.type}:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+        # Not `torch.autocast`, which clears the cache of casts that all threads share.
+        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(torch._C.DisableTorchFunction())  # with it, the default device
+        stack.enter_context(torch._C._DisableTorchDispatch())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if torch.get_default_dtype() != torch.float32:
-            torch.set_default_dtype(torch.float32)
-        _repeat(deterministic=True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        if device.type == "cuda":
-            torch.backends.cudnn.benchmark = False
-            torch.backends.cudnn.deterministic = True
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            # The innermost ones are called, and no others.
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is))
         yield
 
 
-def _put_back(device: torch.device, before: dict[str, Any]) -> None:
-    if torch.get_default_dtype() != before["default dtype"]:
-        torch.set_default_dtype(before["default dtype"])
-    _repeat(before["deterministic"], before["warn only"])
-    torch.utils.deterministic.fill_uninitialized_memory = before["fill"]  # type: ignore[attr-defined]
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = before["benchmark"]
-        torch.backends.cudnn.deterministic = before["cuDNN deterministic"]
+def settings_of(device: torch.device) -> str:
+    """What the process has set that changes bits, as it is now. Where that is what a scan sets, the words are those of a scan."""
+    said = devices.settings_of(device)
+    return said if torch.are_deterministic_algorithms_enabled() else f"{said}, algorithms not deterministic"
+
+
+def kind_of(device: torch.device) -> dict[str, str]:
+    """What must be equal for equal answers of slices."""
+    return {**devices.kind_of(device), "settings": settings_of(device)}
+
+
+def left_out(item: Item, device: torch.device) -> str:
+    """Why an item cannot be computed beside this job, as it is set; "" where it can."""
+    if item.variant == "tf32":
+        return "it sets the precision of the whole process"
+    if device.type != "cuda" or item.operation not in _MAY_NOT_REPEAT:
+        return ""
+    if not torch.are_deterministic_algorithms_enabled():
+        return "its kernels repeat with deterministic algorithms only"
+    if item.operation == "conv2d" and torch.backends.cudnn.benchmark:
+        return "its kernels are chosen by the clock"
+    return ""
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _compare(device: torch.device, before: dict[str, Any]) -> None:
     after = _modes(device)
     changed = sorted(name for name, value in before.items() if after[name] != value)
     if changed:
-        raise RuntimeError(f"known work left the job with other settings than it found: {', '.join(changed)}")
-
-
-def _repeat(deterministic: bool, warn_only: bool) -> None:
-    """As `torch.use_deterministic_algorithms`, which loads the compiler to tell it as well: seconds, in a step of the job."""
-    torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
+        raise RuntimeError(f"known work left the job with other modes than it found: {', '.join(changed)}")
 
 
 def _modes(device: torch.device) -> dict[str, Any]:
-    """What decides how something is computed, as it is now."""
+    """The modes that a thread has for itself, as they are now: what is of the whole process may be changed by others meanwhile.
+
+    The default device is one of the overrides of functions, and asking torch for it makes a tensor.
+    """
     found: dict[str, Any] = {
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
         "gradients": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        "threads": torch.get_num_threads(),
-        "anomaly detection": torch.is_anomaly_enabled(),
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "settings": process_settings(device),
+        "overrides of functions": torch._C._len_torch_function_stack(),
+        "overrides of operations": torch._C._len_torch_dispatch_stack(),
     }
     for kind in sorted({"cpu", device.type}):
         found[f"autocast {kind}"] = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
     if device.type == "cuda":
-        cudnn = torch.backends.cudnn
-        found |= {"benchmark": cudnn.benchmark, "cuDNN deterministic": cudnn.deterministic}
         found |= {"device": torch.cuda.current_device(), "stream": torch.cuda.current_stream(device)}
     return found
