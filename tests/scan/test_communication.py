@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -83,7 +85,8 @@ def test_zeros_that_all_received_alike_are_no_agreement(played: dict[str, Record
     assert len(said) >= 10
     assert any("all ranks received the same wrong bytes" in one.reason for one in said)
     links, failed = judge_links(DEVICES, records)
-    assert ({link.standing for link in links}, len(links), failed) == ({"not judged"}, 6, {})
+    assert ({link.standing for link in links}, failed) == ({"not judged"}, {})
+    assert {rank for link in links for rank in link.ranks} == {0, 1, 2, 3}
 
 
 def test_who_alone_received_otherwise_is_a_candidate_and_no_more(played: dict[str, Records]) -> None:
@@ -121,7 +124,8 @@ def test_a_lost_rank_ends_the_suite_for_all_with_the_reason(played: dict[str, Re
     links, failed = judge_links(DEVICES, flat(records))
     assert failed == {}
     assert {link.standing for link in links} == {"not judged"}
-    assert {rank for link in links for rank in link.ranks if link.transfers < 2} >= {3}
+    gaps = [link for link in links if link.transfers < 2]
+    assert any(3 in link.ranks or re.search(r"rank\(s\) [0-9, ]*3", link.reason) for link in gaps)
     assert any("rank" in link.reason and "no answer" in link.reason for link in links)
 
 
@@ -130,8 +134,10 @@ def test_who_does_not_come_is_not_judged_and_the_others_go_on(played: dict[str, 
     assert [record["played"] for record in of_kind(records, "end")] == [2] * (WORLD - 1)
     links, failed = judge_links(DEVICES, flat(records))
     assert failed == {}
-    assert {link.ranks for link in links if 3 in link.ranks} == {(0, 3), (1, 3), (2, 3)}
-    assert all("it did not come within 3 s" in link.reason for link in links if 3 in link.ranks)
+    (link,) = [link for link in links if 3 in link.ranks]
+    assert (link.ranks, link.standing) == ((0, 3), "not judged")
+    assert "nobody exchanged anything with rank(s) 3" in link.reason
+    assert "it did not come within 3 s" in link.reason
 
 
 @pytest.mark.parametrize("name", ["healthy", "by_environment", "own_group"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwitness.runfiles.answers import Device
-from bitwitness.scan.linking import judge_collectives, judge_links, received_right
+from bitwitness.scan.linking import LISTED, LinksJudged, judge_collectives, judge_links, judge_transfers
 from bitwitness.scan.results import LinkResult
 from bitwitness.scan.tournament import EVERY_PAIR, expected, rounds
 
@@ -106,10 +106,10 @@ def test_two_ranks_alone_cannot_tell_a_place() -> None:
 
 def test_only_who_received_all_right_from_all_has_received_all_right() -> None:
     made = [*records(4, {(2, 1): 1}), {"kind": "no-link", "rank": 0, "peer": -1, "why": "over"}]
-    assert received_right(devices(4), made, judge_links(devices(4), made)[0]) == {0: 180, 3: 180}
-    assert received_right(devices(4), [], judge_links(devices(4), [])[0]) == {}
+    assert judge_transfers(devices(4), made).right == {0: 180, 3: 180}
+    assert judge_transfers(devices(4), []).right == {}
     made = records(4, {}, missing=[(2, 1)])
-    assert received_right(devices(4), made, judge_links(devices(4), made)[0]) == {0: 180, 3: 180}
+    assert judge_transfers(devices(4), made).right == {0: 180, 3: 180}
 
 
 # One rank ------------------------------------------------------------------------------------------------------------
@@ -154,12 +154,15 @@ def test_its_network_card_is_told_from_its_device_by_its_own_node() -> None:
     assert "its device, for transfers within its node are wrong as well" in failed[2]
 
 
-def test_a_node_whose_card_is_bad_fails_with_all_its_ranks() -> None:
+def test_a_node_that_is_bad_over_all_its_ranks_is_a_candidate_and_no_rank_of_it_fails() -> None:
     crossing = {(a, b): 30 for a, b in permutations(range(12), 2) if (a in (4, 5)) != (b in (4, 5))}
-    links, failed = judged(12, crossing, per_node=2)
-    assert list(failed) == [4, 5]
-    assert all("network card" in why for why in failed.values())
-    assert {link.standing for link in links.values()} == {"not judged"}
+    found = judge_transfers(devices(12, 2), records(12, crossing))
+    assert (found.failed, {link.standing for link in found.links}) == ({}, {"not judged"})
+    assert all("n2 is a candidate" in link.reason for link in found.links)
+    (one,) = found.unjudged
+    assert one.item == "comm/node/n2"
+    assert "1200 of 2520 transfers from, to and within it were wrong, spread over 2 of its ranks" in one.reason
+    assert {4, 5}.isdisjoint(found.right)
 
 
 # Scattered, missing, broken ------------------------------------------------------------------------------------------
@@ -181,8 +184,12 @@ def test_scattered_events_accuse_nobody() -> None:
 
 def test_nothing_at_all_is_not_judged() -> None:
     links, failed = judge_links(devices(3), [])
-    assert ([link.ranks for link in links], failed) == ([(0, 1), (0, 2), (1, 2)], {})
-    assert {link.standing for link in links} == {"not judged"}
+    (link,) = links
+    assert (link.ranks, link.standing, failed) == ((0, 1), "not judged", {})
+    assert link.reason.startswith(
+        "nothing was received between 3 pairs of ranks (rank(s) 0, 1, 2), of which this is one; nobody exchanged"
+    )
+    assert "rank(s) 0, 1, 2:" in link.reason
 
 
 def test_a_missing_row_is_not_judged_and_says_which_way() -> None:
@@ -196,9 +203,12 @@ def test_what_did_not_answer_is_said_and_accused_of_nothing() -> None:
     silent = {"kind": "no-link", "rank": 0, "peer": 2, "why": "no answer from rank 2: timed out"}
     gone = [pair for pair in permutations(range(3), 2) if 2 in pair]
     links, failed = judge_links(devices(3), [*records(3, {}, missing=gone), silent])
-    assert ([link.ranks for link in links], failed) == ([(0, 2), (1, 2)], {})
-    assert {link.standing for link in links} == {"not judged"}
-    assert links[0].reason.endswith("rank 0 says: no answer from rank 2: timed out")
+    (link,) = links
+    assert (link.ranks, link.standing, failed) == ((0, 2), "not judged", {})
+    assert "between 2 pairs of ranks" in link.reason
+    assert link.reason.endswith(
+        "nobody exchanged anything with rank(s) 2: rank 0 says: no answer from rank 2: timed out"
+    )
 
 
 def test_a_bad_rank_is_not_named_where_the_others_have_not_been_looked_at() -> None:
@@ -217,6 +227,10 @@ def test_a_bad_rank_is_not_named_where_the_others_have_not_been_looked_at() -> N
         {"peer": 77},
         {"peer": 1},
         {"right": -1},
+        {"right": 10**400},
+        {"wrong": 1 << 60},
+        {"wrong": 5.0},
+        {"wrong": True},
         {"wrong": "many"},
         {"wrong": None},
         {"kind": "answer"},
@@ -279,6 +293,100 @@ def test_worlds_with_one_bad_rank_or_link_or_neither(seed: int) -> None:
     assert innocent <= 5
     assert found_ranks >= 55
     assert found_links >= 50
+
+
+# Levels: a rank, a pair, the path between two nodes, a node ------------------------------------------------------------
+
+
+def in_world(
+    world: int, per_node: int, probability: Callable[[int, int], float], draws: random.Random, transfers: int = 14
+) -> LinksJudged:
+    ways = {
+        (a, b): sum(draws.random() < probability(a, b) for _ in range(transfers))
+        for a, b in permutations(range(world), 2)
+    }
+    return judge_transfers(devices(world, per_node), records(world, ways, transfers))
+
+
+@pytest.mark.parametrize("rates", [[0.05] * 4, [0.2, 0.1, 0.1, 0.05], [0.3] * 4, [1.0, 1.0, 0.0, 0.0]])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_race_on_the_receivers_of_one_node_names_no_rank(seed: int, rates: list[float], inside: bool) -> None:
+    draws = random.Random(seed)
+    for _ in range(15):
+        found = in_world(16, 4, lambda a, b: rates[b] if b < 4 and (inside or a > 3) else 0.0, draws)
+        assert found.failed == {}
+        assert "fail" not in {link.standing for link in found.links}
+        assert {one.item for one in found.unjudged} <= {"comm/node/n0"}
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 1.0])
+def test_a_bad_path_between_two_nodes_is_said_to_be_one_and_no_pair_of_ranks_is(seed: int, rate: float) -> None:
+    draws, found_paths = random.Random(seed), 0
+    for _ in range(10):
+        found = in_world(16, 4, lambda a, b: rate if {a // 4, b // 4} == {1, 2} else 0.0, draws)
+        failing = [link for link in found.links if link.standing == "fail"]
+        assert found.failed == {}
+        assert all((link.nodes, link.devices) == (("n1", "n2"), ("", "")) for link in failing)
+        found_paths += len(failing)
+    assert found_paths == (10 if rate > 0.1 else found_paths)
+    assert "the path between n1 and n2" in failing[0].reason
+    assert "both nodes are right with n0" in failing[0].reason
+    assert failing[0].transfers == 16 * 28
+    assert all("the path between n1 and n2 fails, which explains it" in one.reason for one in found.links[1:])
+
+
+def test_a_bad_pair_of_ranks_fails_among_right_pairs_of_its_nodes() -> None:
+    links, failed = judged(16, both_ways((3, 6), 20), per_node=4)
+    assert ([(link.ranks, link.devices) for link in links.values()], failed) == ([((3, 6), ("d3", "d6"))], {})
+    assert links[3, 6].standing == "fail"
+
+
+def test_two_bad_ranks_of_one_node_are_no_proof_against_either() -> None:
+    ways = {**of_rank(0, 16, 20), **of_rank(1, 16, 20)}
+    links, failed = judged(16, ways, per_node=4)
+    assert ({link.standing for link in links.values()}, failed) == ({"not judged"}, {})
+
+
+@pytest.mark.parametrize("world", [64, 65, 200])
+def test_two_wrong_transfers_fail_nobody_however_many_were_right(world: int) -> None:
+    pairs = expected({rank: f"n{rank}" for rank in range(world)})
+    made = received(pairs, lambda one: False)
+    broken = [{**one, "wrong": 2} if one["rank"] == 9 and one["peer"] == pairs[-1][0] else one for one in made]
+    broken[0] = {**broken[0], "wrong": 2}
+    links, failed = judge_links(devices(world), broken)
+    assert ({link.standing for link in links}, failed) == ({"not judged"}, {})
+
+
+def test_a_pass_of_1024_ranks_half_of_which_was_seen_is_one_summary() -> None:
+    who = devices(1024, 8)
+    looked_at = expected({device.rank: device.node for device in who})
+    found = judge_transfers(who, received(looked_at[: len(looked_at) // 2], lambda one: False))
+    (link,) = found.links
+    assert link.standing == "not judged"
+    assert "pairs of nodes and" in link.reason
+    assert 0 in found.right
+    assert {1022, 1023}.isdisjoint(found.right)
+
+
+def test_of_10000_ranks_that_sent_nothing_there_is_one_summary() -> None:
+    found = judge_transfers(devices(10_000, 8), [])
+    (link,) = found.links
+    assert "780625 pairs of nodes and 35000 pairs of ranks within a node" in link.reason
+    assert "and 9992 more" in link.reason
+
+
+def test_what_is_too_much_to_list_is_counted() -> None:
+    links, failed = judged(64, dict.fromkeys(permutations(range(64), 2), 1), transfers=2)
+    assert (len(links), failed) == (LISTED + 1, {})
+    assert f"one of {64 * 63 // 2 - LISTED} more pairs" in [*links.values()][-1].reason
+
+
+def test_of_a_rank_that_fails_some_pairs_are_always_listed() -> None:
+    ways = {**dict.fromkeys(permutations(range(64), 2), 2), **of_rank(5, 64, 1)}
+    ways = {pair: 20 if 5 in pair else 0 for pair in ways} | {(0, 1): 1}
+    links, failed = judged(64, ways)
+    assert list(failed) == [5]
+    assert len([pair for pair in links if 5 in pair]) >= 3
 
 
 # Collectives ---------------------------------------------------------------------------------------------------------
@@ -372,7 +480,8 @@ def test_in_a_large_world_without_one_rank_only_what_that_would_have_received_is
     """Others then meet other ranks of the same nodes than they would have met."""
     who = devices(72, 8)
     there = {device.rank: device.node for device in who if device.rank != 13}
-    links, failed = judge_links(who, received(expected(there), lambda one: False))
-    assert failed == {}
-    assert links
-    assert all(13 in link.ranks and link.standing == "not judged" for link in links)
+    found = judge_transfers(who, received(expected(there), lambda one: False))
+    (link,) = found.links
+    assert (13 in link.ranks, link.standing, found.failed) == (True, "not judged", {})
+    assert "0 pairs of nodes and 7 pairs of ranks within a node" in link.reason
+    assert set(found.right) == {rank for rank in range(72) if not 8 <= rank < 16}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 
+CHANCE = 1e-3
+"""An accusation needs that what is wrong had gathered there by chance with at most this probability."""
+LEAST = 3
+"""Wrong transfers that nobody fails with fewer of, whatever the shares: one or two are an accident of anything."""
+
 _NEGLIGIBLE = 1e-12
 """Of the sum so far: a term below it ends the sum, for those after it are smaller still."""
 
@@ -23,3 +28,18 @@ def tail(trials: int, least: int, share: float) -> float:
         if term <= total * _NEGLIGIBLE:
             break
     return min(1.0, total)
+
+
+def gathers(wrong: int, looked_at: int, all_wrong: int, all_looked_at: int, places: int) -> bool:
+    """Whether more of what is wrong lies in one place than chance would have put there, had it been as frequent everywhere.
+
+    Args:
+        wrong: transfers in this place.
+        looked_at: likewise, wrong ones or not.
+        all_wrong: in this and all other places.
+        all_looked_at: likewise.
+        places: how many might have been accused.
+    """
+    if wrong < LEAST or all_looked_at <= 0:
+        return False
+    return places * tail(all_wrong, wrong, looked_at / all_looked_at) <= CHANCE

@@ -22,7 +22,7 @@ from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile, explain
 from bitwitness.scan.items import Item
 from bitwitness.scan.judging import bound, judge
-from bitwitness.scan.linking import judge_collectives, judge_links, received_right
+from bitwitness.scan.linking import judge_transfers
 from bitwitness.scan.results import DeviceResult, Judgement, Voice
 from bitwitness.scan.settings import Settings
 
@@ -112,13 +112,14 @@ def conclude(
             sheet.ended = f"{sheet.ended}; {why}" if sheet.ended else why
     judged = judge(sheets, golden, confidence=settings.confidence, running=running)
     if golden is not None:
-        judged = replace(judged, devices=tuple(_with_kind_explained(one, sheets, golden) for one in judged.devices))
+        by_rank = {sheet.device.rank: sheet for sheet in sheets}
+        judged = replace(
+            judged, devices=tuple(_with_kind_explained(one, by_rank[one.rank], golden) for one in judged.devices)
+        )
     skipped = _skipped(records)
     judged = replace(judged, devices=tuple(_with_errors(one, records, skipped) for one in judged.devices))
     if "comm" in settings.suites and settings.world > 1:
-        judged = _with_links(judged, sheets, records, running=running)
-        if settings.suites == ("comm",):
-            judged = _by_transfers(judged, sheets, records)
+        judged = _with_links(judged, sheets, records, running=running, alone=settings.suites == ("comm",))
     judged = _with_the_missing(judged, settings, ended_as, running=running)
     return Conclusion(
         judgement=replace(judged, voices=tuple(voices)),
@@ -135,9 +136,8 @@ def conclude(
 Records = Mapping[int, Sequence[Mapping[str, Any]]]
 
 
-def _with_kind_explained(result: DeviceResult, sheets: Sequence[Sheet], golden: GoldenFile) -> DeviceResult:
+def _with_kind_explained(result: DeviceResult, sheet: Sheet, golden: GoldenFile) -> DeviceResult:
     """Say why golden answers do not judge a device of a kind that they do not know."""
-    sheet = next(sheet for sheet in sheets if sheet.device.rank == result.rank)
     why = explain(golden, sheet.device.kind)
     if result.standing != "not judged" or result.wrong or not why:
         return result
@@ -157,31 +157,31 @@ def _with_errors(result: DeviceResult, records: Records, skipped: Sequence[Mappi
     return replace(result, standing="not judged", reason=said, bound=None)
 
 
-def _with_links(judged: Judgement, sheets: Sequence[Sheet], records: Records, *, running: bool) -> Judgement:
-    """What was received, and who fails because of that."""
+def _with_links(
+    judged: Judgement, sheets: Sequence[Sheet], records: Records, *, running: bool, alone: bool
+) -> Judgement:
+    """What was received, and who fails because of that; where nothing else was asked for, who passes as well."""
     everything = [record for found in records.values() for record in found]
     communicated = any(record.get("kind") in ("link", "collective", "no-link") for record in everything)
     if running and not communicated:
         return judged
     devices = [sheet.device for sheet in sheets]
-    links, failed = judge_links(devices, everything)
+    found = judge_transfers(devices, everything)
     results = []
     for one in judged.devices:
-        why = failed.get(one.rank)
+        why = found.failed.get(one.rank)
         if why is not None:
             both = f"{why}; also, {one.reason}" if one.standing == "fail" else why
             results.append(replace(one, standing="fail", reason=both, bound=None))
         else:
             results.append(one)
-    unjudged = (*judged.unjudged, *judge_collectives(devices, everything))
-    return replace(judged, devices=tuple(results), links=links, unjudged=unjudged)
+    judged = replace(judged, devices=tuple(results), links=found.links, unjudged=(*judged.unjudged, *found.unjudged))
+    return _by_transfers(judged, sheets, found.right) if alone else judged
 
 
-def _by_transfers(judged: Judgement, sheets: Sequence[Sheet], records: Records) -> Judgement:
+def _by_transfers(judged: Judgement, sheets: Sequence[Sheet], right: Mapping[int, int]) -> Judgement:
     """Where nothing but transfers was asked for, they judge devices: who received all right, from and with all, has passed."""
     ended = {sheet.device.rank for sheet in sheets if sheet.ended == "done" and not sheet.answers}
-    everything = [record for found in records.values() for record in found]
-    right = received_right([sheet.device for sheet in sheets], everything, judged.links)
     results = []
     for one in judged.devices:
         count = right.get(one.rank, 0)

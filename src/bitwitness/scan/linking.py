@@ -4,372 +4,255 @@ A transfer has one right content, which the receiver knows by itself; so a wrong
 may be the link, the sender, the receiver, or software alike everywhere. What each would look like:
 
 - one link: wrong between its two ends, while each end is right with the others. Neither end is named: the pair fails;
-- one rank, its device or its network card: wrong with all others (of other nodes) alike, while those are right among themselves;
+- the path between two nodes: likewise, over several pairs of their ranks. The path fails, and names the nodes;
+- one rank, its device or its network card: wrong with all others (of other nodes) alike, while those are right among themselves,
+  and so are the other ranks of its node;
+- a node: likewise, over several of its ranks. Hardware or software, which transfers cannot tell: it is a candidate, and nobody fails;
 - software: anywhere.
 
 A place is accused only where all that would otherwise have had to gather there by chance has a probability of at most
-`judging.CHANCE` (binomial, by how many transfers each place had, times the number of places): for a link, against software and
-against each of its ends being wrong with all alike; for a rank, against software, also when its worst peer is left out, and none
-of its peers may be right too often for a rank that is wrong alike. One wrong transfer is a strike and no more. A wrong result of
-a collective names nobody: where each rank got the same wrong bytes, their agreement says nothing about which were right.
+`chance.CHANCE` (binomial, by how many transfers each place had, times the number of places), with `chance.LEAST` wrong transfers at
+least; `gathering` asks that at every level. A wrong result of a collective names nobody: where each rank got the same wrong bytes,
+their agreement says nothing about which were right.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass
 from typing import Any
 
 from bitwitness.runfiles.answers import Device
-from bitwitness.scan.chance import tail
-from bitwitness.scan.judging import CHANCE
-from bitwitness.scan.results import LinkResult, Unjudged
-from bitwitness.scan.tournament import expected
+from bitwitness.scan.gathering import Gathering, Nodes
+from bitwitness.scan.missing import Missing, missing
+from bitwitness.scan.received import Pair, Received
+from bitwitness.scan.results import LinkResult, Standing, Unjudged
 
-Pair = tuple[int, int]
+LISTED = 200
+"""So many pairs that are not judged have results of their own; what is beyond is one result."""
 
 
-def judge_links(
-    devices: Sequence[Device], records: Iterable[Mapping[str, Any]]
-) -> tuple[tuple[LinkResult, ...], dict[int, str]]:
+@dataclass(frozen=True, slots=True)
+class LinksJudged:
+    """What the transfers of a scan say.
+
+    Attributes:
+        links: pairs that are no plain pass, those that fail first; all pairs that nobody looked at are one, as are those too many to list.
+        failed: by rank, why its device or its network card fails.
+        unjudged: nodes that are candidates, and collectives that gave somebody a wrong result.
+        right: by rank, how many transfers it received, if all were right and each of its pairs is a plain pass.
+    """
+
+    links: tuple[LinkResult, ...]
+    failed: Mapping[int, str]
+    unjudged: tuple[Unjudged, ...]
+    right: Mapping[int, int]
+
+
+def judge_transfers(devices: Sequence[Device], records: Iterable[Mapping[str, Any]]) -> LinksJudged:
     """Judge the links and the ranks by what was received.
 
     Args:
         devices: all that should have taken part.
         records: of all their journals; kinds other than `link`, `collective` and `no-link` are skipped.
-
-    Returns:
-        The pairs that are no plain pass, and by rank why its device or its network card fails.
     """
-    seen = _Seen.of(devices, records)
-    judge = _Judge(devices, seen)
-    results = [judge.result(pair) for pair in sorted({*judge.expected, *seen.pairs()})]
-    return tuple(result for result in results if result.standing != "pass"), judge.failed
+    seen = Received.of(devices, records)
+    return _Judge(devices, seen).all()
+
+
+def judge_links(
+    devices: Sequence[Device], records: Iterable[Mapping[str, Any]]
+) -> tuple[tuple[LinkResult, ...], dict[int, str]]:
+    """The pairs that are no plain pass, and by rank why its device or its network card fails: of `judge_transfers`."""
+    judged = judge_transfers(devices, records)
+    return judged.links, dict(judged.failed)
 
 
 def judge_collectives(devices: Sequence[Device], records: Iterable[Mapping[str, Any]]) -> tuple[Unjudged, ...]:
     """The collectives that gave somebody a wrong result, and what it looks like. They name nobody by themselves."""
-    seen = _Seen.of(devices, records)
-    by_item: dict[str, list[str]] = defaultdict(list)
-    for call in seen.calls.values():
-        by_item[call.item].append(call.said(seen.names))
-    return tuple(
-        Unjudged(item, f"{len(said)} call(s) gave a wrong result; of one: {Counter(said).most_common(1)[0][0]}")
-        for item, said in sorted(by_item.items())
-    )
-
-
-def received_right(
-    devices: Sequence[Device], records: Iterable[Mapping[str, Any]], links: Iterable[LinkResult]
-) -> dict[int, int]:
-    """By rank, how many transfers it received, if all were right and each of its pairs is a plain pass.
-
-    Args:
-        devices: as for `judge_links`.
-        records: likewise.
-        links: what that concluded.
-    """
-    seen = _Seen.of(devices, records)
-    open_ends = {rank for link in links for rank in link.ranks}
-    counts: Counter[int] = Counter()
-    for (_, receiver), right in seen.right.items():
-        counts[receiver] += right
-    return {rank: count for rank, count in sorted(counts.items()) if count and rank not in open_ends}
-
-
-# What was received ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call of a collective that gave somebody a wrong result: by rank, the digest of what it got."""
-
-    item: str
-    ranks: int
-    digests: dict[int, str] = field(default_factory=dict)
-
-    def said(self, names: Mapping[int, str]) -> str:
-        """What it looks like."""
-        wrong, different = len(self.digests), len(set(self.digests.values()))
-        if wrong == 1:
-            rank = next(iter(self.digests))
-            return (
-                f"rank {rank} ({names.get(rank, 'unknown')}) alone received otherwise than the other {self.ranks - 1}: "
-                "its receiving side is a candidate"
-            )
-        if different == 1:
-            alike = "all ranks" if wrong == self.ranks else f"{wrong} of {self.ranks} ranks"
-            return (
-                f"{alike} received the same wrong bytes: agreement is not correctness, and where they come from is open"
-            )
-        return f"{wrong} of {self.ranks} ranks received wrong bytes, {different} different ones"
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The counts of all records.
-
-    Attributes:
-        names: by rank, its node and device.
-        right, wrong: transfers by (sender, receiver).
-        examples: of what was wrong, likewise.
-        calls: collectives with a wrong result.
-        silent: why nothing came from a peer, by (receiver, peer); -1 for no peer in particular.
-    """
-
-    names: dict[int, str]
-    right: Counter[Pair] = field(default_factory=Counter)
-    wrong: Counter[Pair] = field(default_factory=Counter)
-    examples: dict[Pair, str] = field(default_factory=dict)
-    calls: dict[str, _Call] = field(default_factory=dict)
-    silent: dict[Pair, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, devices: Sequence[Device], records: Iterable[Mapping[str, Any]]) -> _Seen:
-        seen = cls({device.rank: f"{device.node}, {device.device}" for device in devices})
-        for record in records:
-            kind, rank = record.get("kind"), record.get("rank")
-            if type(rank) is not int or rank not in seen.names:
-                continue
-            if kind == "link":
-                seen._link(rank, record)
-            elif kind == "collective":
-                seen._collective(rank, record)
-            elif kind == "no-link":
-                peer = record.get("peer")
-                seen.silent[rank, peer if type(peer) is int else -1] = str(record.get("why", ""))
-        return seen
-
-    def _link(self, rank: int, record: Mapping[str, Any]) -> None:
-        peer, right, wrong = record.get("peer"), record.get("right"), record.get("wrong")
-        counted = type(right) is int and type(wrong) is int and right >= 0 and wrong >= 0
-        if not counted or type(peer) is not int or peer not in self.names or peer == rank:
-            return
-        self.right[peer, rank] += right  # type: ignore[operator]  # both are: see above
-        self.wrong[peer, rank] += wrong  # type: ignore[operator]
-        example = record.get("example")
-        if wrong and isinstance(example, Mapping):
-            self.examples.setdefault((peer, rank), f"{example.get('what', '')} ({record.get('item', '')})")
-
-    def _collective(self, rank: int, record: Mapping[str, Any]) -> None:
-        wrong, ranks, call = record.get("wrong"), record.get("ranks"), record.get("call")
-        if type(wrong) is int and wrong > 0 and type(ranks) is int and isinstance(call, str):
-            one = self.calls.setdefault(call, _Call(str(record.get("item", "")), ranks))
-            one.digests[rank] = str(record.get("digest", ""))
-
-    def pairs(self) -> set[Pair]:
-        """Those of which anything is known, smaller rank first."""
-        return {(min(pair), max(pair)) for pair in (*self.right, *self.wrong)}
-
-    def transfers(self, one: int, other: int) -> int:
-        """Looked at, both ways."""
-        return self.right[one, other] + self.right[other, one] + self.bad(one, other)
-
-    def bad(self, one: int, other: int) -> int:
-        """Wrong ones, both ways."""
-        return self.wrong[one, other] + self.wrong[other, one]
-
-
-# Who is wrong --------------------------------------------------------------------------------------------------------
+    return Received.of(devices, records).of_collectives()
 
 
 class _Judge:
-    """Over all pairs of one scan."""
+    """Over all pairs of one scan: the words for what `Gathering` found."""
 
-    def __init__(self, devices: Sequence[Device], seen: _Seen) -> None:
+    def __init__(self, devices: Sequence[Device], seen: Received) -> None:
         self.seen = seen
         self.devices = {device.rank: device for device in devices}
-        self.nodes = {device.rank: device.node for device in devices}
-        self.expected = expected(self.nodes)
-        self.peers: dict[int, list[int]] = defaultdict(list)
-        for one, other in sorted(seen.pairs()):
-            if seen.transfers(one, other):
-                self.peers[one].append(other)
-                self.peers[other].append(one)
-        self.pairs = [pair for pair in sorted(seen.pairs()) if seen.transfers(*pair)]
-        self.transfers = sum(seen.transfers(*pair) for pair in self.pairs)
-        self.wrong = sum(seen.bad(*pair) for pair in self.pairs)
-        self.right_nodes: dict[frozenset[str], bool] = {}
-        for pair in self.pairs:
-            ends = frozenset(self.nodes[rank] for rank in pair)
-            self.right_nodes[ends] = self.right_nodes.get(ends, True) and not seen.bad(*pair)
-        self.failed = {rank: why for rank in sorted(self.devices) if (why := self._rank_fails(rank))}
+        self.found = Gathering(devices, seen)
+        self.missing = missing(self.found)
+        self.failed = {rank: self._rank_said(rank, two) for rank, two in self.found.failed.items()}
         self.doubted = {rank: call for call in seen.calls.values() for rank in call.digests}
+        self.whole = {
+            self.found.path_of(pair)
+            for pair in self.found.pairs
+            if seen.right.get(pair) and seen.right.get((pair[1], pair[0]))
+        }
 
-    # A rank ----------------------------------------------------------------------------------------------------------
+    def all(self) -> LinksJudged:
+        """The results, at most so many of them as can be read."""
+        found = self.found
+        failing = [pair for pair in found.bad_pairs if found.pair_fails(pair)]
+        worst = {self._worst(nodes) for nodes in found.bad_paths}
+        shown = {*failing, *worst}
+        wrong = [pair for pair in found.bad_pairs if pair not in shown]
+        open_pairs = [pair for pair in found.pairs if not found.pairs[pair].wrong and self._why_open(pair)]
+        explained = [pair for rank in self.failed for pair in self._worst_of(rank)]
+        wrong.sort(key=lambda pair: -found.pairs[pair].wrong)
+        listed = sorted(dict.fromkeys([*explained, *wrong[:LISTED], *open_pairs[: max(0, LISTED - len(wrong))]]))
+        results = [self._result(pair) for pair in sorted(failing)]
+        results += [self._path(nodes) for nodes in sorted(found.bad_paths)]
+        results += [self._result(pair) for pair in listed]
+        if more := len(wrong) + len(open_pairs) - len(listed):
+            results.append(self._more(min({*wrong, *open_pairs} - {*listed}), more))
+        if self.missing.first:
+            results.append(self._not_looked_at(self.missing, self.missing.first))
+        ends = {rank for pair in (*found.bad_pairs, *open_pairs) for rank in pair} | self.missing.ranks
+        candidates = (
+            Unjudged(f"comm/node/{node}", self._node_said(node, many)) for node, many in found.candidates.items()
+        )
+        return LinksJudged(
+            tuple(results), self.failed, (*candidates, *self.seen.of_collectives()), self.seen.received(ends)
+        )
 
-    def _rank_fails(self, rank: int) -> str:
-        """Why its device or its network card fails; "" where that cannot be said."""
-        seen, own = self.seen, self.nodes[rank]
-        others = [peer for peer in self.peers[rank] if self.nodes[peer] != own]
-        bad = [peer for peer in others if seen.bad(rank, peer)]
-        if len({self.nodes[peer] for peer in bad}) < 2 or 2 * len(bad) <= len(others):
-            return ""
-        witness = self._right_among(rank, bad)
-        if witness is None or not self._gathers(rank, bad) or not self._alike(rank, others):
-            return ""
-        wrong, looked_at = (sum(count(rank, peer) for peer in others) for count in (seen.bad, seen.transfers))
+    # A rank and a node -----------------------------------------------------------------------------------------------
+
+    def _rank_said(self, rank: int, witness: Pair) -> str:
+        found, own = self.found, self.devices[rank].node
+        others = [peer for peer in found.peers[rank] if found.nodes[peer] != own]
+        bad = sorted(peer for peer in others if found.peers[rank][peer].wrong)
+        count = found.outward(rank)
         said = (
-            f"{wrong} of {looked_at} transfers with {len(bad)} of {len(others)} ranks of other nodes were wrong, while those are "
-            f"right among themselves (ranks {witness[0]} and {witness[1]}): {self._which_part(rank, own)}"
+            f"{count.wrong} of {count.looked_at} transfers with {len(bad)} of {len(others)} ranks of other nodes were wrong, while those "
+            f"are right among themselves (ranks {witness[0]} and {witness[1]}): {self._which_part(rank, own)}"
         )
-        return f"{said}; {self._example(rank, bad[0])}"
-
-    def _right_among(self, rank: int, bad: Sequence[int]) -> Pair | None:
-        """Two of these peers on different nodes that are right with each other; where they did not meet, which is how it is in a
-        large world, that are right with somebody while their nodes are with each other.
-        """
-        seen = self.seen
-        for a, b in combinations(bad, 2):
-            ends = frozenset((self.nodes[a], self.nodes[b]))
-            if len(ends) < 2:
-                continue
-            if seen.transfers(a, b):
-                if not seen.bad(a, b):
-                    return a, b
-            elif self.right_nodes.get(ends) and all(
-                any(peer != rank and not seen.bad(end, peer) for peer in self.peers[end]) for end in (a, b)
-            ):
-                return a, b
-        return None
-
-    def _gathers(self, rank: int, bad: Sequence[int]) -> bool:
-        """Whether so many wrong ones do not meet at this rank by chance, also without those with its worst peer."""
-        seen = self.seen
-        worst = max(bad, key=lambda peer: seen.bad(rank, peer))
-        for left_out in (None, worst):
-            peers = [peer for peer in self.peers[rank] if peer != left_out]
-            gone = (0, 0) if left_out is None else (seen.bad(rank, left_out), seen.transfers(rank, left_out))
-            own = sum(seen.bad(rank, peer) for peer in peers)
-            share = sum(seen.transfers(rank, peer) for peer in peers) / max(1, self.transfers - gone[1])
-            if len(self.devices) * tail(self.wrong - gone[0], own, share) > CHANCE:
-                return False
-        return True
-
-    def _alike(self, rank: int, others: Sequence[int]) -> bool:
-        """Whether none of these peers is right too often for a rank that is wrong with all of them alike."""
-        seen = self.seen
-        wrong = sum(seen.bad(rank, peer) for peer in others)
-        looked_at = sum(seen.transfers(rank, peer) for peer in others)
-        return all(
-            len(others) * tail(wrong, wrong - seen.bad(rank, peer), 1 - seen.transfers(rank, peer) / looked_at) > CHANCE
-            for peer in others
-        )
+        return f"{said}; {self.seen.example(rank, bad[0])}"
 
     def _which_part(self, rank: int, own: str) -> str:
-        near = [peer for peer in self.peers[rank] if self.nodes[peer] == own]
+        near = [count for peer, count in self.found.peers[rank].items() if self.found.nodes[peer] == own]
         if not near:
             return "its device or its network card; no other rank of its node tells which"
-        if any(self.seen.bad(rank, peer) for peer in near):
+        if any(count.wrong for count in near):
             return "its device, for transfers within its node are wrong as well"
-        return "its network card, or what its node sends through: transfers within its node are right"
+        return "its network card, or what its node sends through for it alone: transfers within its node are right"
 
-    # A link ----------------------------------------------------------------------------------------------------------
+    def _node_said(self, node: str, many: int) -> str:
+        count = self.found.of_node(node)
+        return (
+            f"{node} is a candidate: {count.wrong} of {count.looked_at} transfers from, to and within it were wrong, spread over {many} of "
+            "its ranks: its network card, what it sends through, or software that runs there. No rank of it is named"
+        )
 
-    def result(self, pair: Pair) -> LinkResult:
-        """What is concluded about a pair."""
-        seen = self.seen
+    # Pairs -----------------------------------------------------------------------------------------------------------
+
+    def _link(
+        self, pair: Pair, standing: Standing, reason: str, counts: tuple[int, int], *, named: bool = True
+    ) -> LinkResult:
         one, other = (self.devices[rank] for rank in pair)
-        wrong, transfers = seen.bad(*pair), seen.transfers(*pair)
-        standing, reason = self._said(pair)
-        ends = (one.node, other.node), (one.device, other.device)
-        return LinkResult(pair, *ends, standing, reason, transfers, wrong)  # type: ignore[arg-type]  # one of the three
+        devices = (one.device, other.device) if named else ("", "")
+        return LinkResult(pair, (one.node, other.node), devices, standing, reason, *counts)
 
-    def _said(self, pair: Pair) -> tuple[str, str]:
-        seen = self.seen
-        one, other = pair
-        if wrong := seen.bad(*pair):
-            return self._said_of_wrong(pair, wrong, seen.transfers(*pair))
-        missing = [way for way in (pair, (other, one)) if not seen.right[way]]
-        if missing and not (set(pair) - self._reached() or self._sampled(pair)):
-            return "pass", "its nodes were looked at by another pair"
-        if len(missing) == 2:
-            return "not judged", f"nothing was received between them: {self._why_silent(pair)}"
-        if missing:
-            way = f"{self._name(missing[0][0])} -> {self._name(missing[0][1])}"
-            return "not judged", f"nothing was received {way}: {self._why_silent(pair)}"
+    def _result(self, pair: Pair) -> LinkResult:
+        count = self.found.pairs[pair]
+        if count.wrong:
+            standing, reason = self._said_of_wrong(pair)
+        else:
+            standing, reason = "not judged", self._why_open(pair)
+        return self._link(pair, standing, reason, (count.looked_at, count.wrong))
+
+    def _worst(self, nodes: Nodes) -> Pair:
+        return max(self.found.pairs_of[nodes], key=lambda pair: (self.found.pairs[pair].wrong, -pair[0], -pair[1]))
+
+    def _worst_of(self, rank: int) -> list[Pair]:
+        """Of a rank that fails, the pairs that show it: they are listed, however many others there are."""
+        peers = sorted(self.found.peers[rank].items(), key=lambda item: (-item[1].wrong, item[0]))
+        return [(min(rank, peer), max(rank, peer)) for peer, count in peers[:3] if count.wrong]
+
+    def _path(self, nodes: Nodes) -> LinkResult:
+        """The path between two nodes fails: the ranks are those of the worst pair, and no device is named."""
+        found, worst = self.found, self._worst(nodes)
+        pairs, path = found.pairs_of[nodes], found.paths[nodes]
+        bad = sum(found.pairs[pair].wrong > 0 for pair in pairs)
+        ways = (
+            "several pairs of their ranks"
+            if bad > 1
+            else "one pair of their ranks, too few to say that it is only that"
+        )
+        reason = (
+            f"the path between {nodes[0]} and {nodes[1]}: {path.wrong} of {path.looked_at} transfers were wrong, on {bad} of the "
+            f"{len(pairs)} pairs looked at ({ways}; most on ranks {worst[0]} and {worst[1]}, {found.pairs[worst].wrong}), while both nodes "
+            f"are right with {found.bad_paths[nodes]}: what is between them, or one node's part in it; no rank is named; "
+            f"{self.seen.example(*worst)}"
+        )
+        return self._link(worst, "fail", reason, (path.looked_at, path.wrong), named=False)
+
+    def _why_open(self, pair: Pair) -> str:
+        """Why a pair with nothing wrong is no plain pass; "" where it is one."""
+        ways = [way for way in (pair, pair[::-1]) if not self.seen.right[way]]
+        nodes = self.found.path_of(pair)
+        if ways and not (self._sampled(nodes) and nodes in self.whole):
+            way = f"{self._name(ways[0][0])} -> {self._name(ways[0][1])}"
+            return f"nothing was received {way}: {self.seen.why_silent(*pair)}"
         doubted = [rank for rank in pair if rank in self.doubted and rank not in self.failed]
         if doubted:
             call = self.doubted[doubted[0]]
-            said = call.said(seen.names)
-            return "not judged", f"its transfers are right, but in {call.item} {said}; scan it again, longer"
-        return "pass", f"{seen.transfers(*pair)} transfers right"
+            return f"its transfers are right, but in {call.item} {call.said(self.seen.names)}; scan it again, longer"
+        return ""
 
-    def _said_of_wrong(self, pair: Pair, wrong: int, transfers: int) -> tuple[str, str]:
+    def _sampled(self, nodes: Nodes) -> bool:
+        """Whether another pair of these nodes does as well."""
+        return self.missing.sampled and nodes[0] != nodes[1]
+
+    def _said_of_wrong(self, pair: Pair) -> tuple[Standing, str]:
         one, other = pair
+        found, count = self.found, self.found.pairs[pair]
         ways = " and ".join(
             f"{self._name(a)} -> {self._name(b)} ({self.seen.wrong[a, b]})"
             for a, b in (pair, (other, one))
             if self.seen.wrong[a, b]
         )
-        said = f"{wrong} of {transfers} transfers were wrong, {ways}; {self._example(*pair)}"
-        guilty = [rank for rank in pair if rank in self.failed]
-        if guilty:
+        said = f"{count.wrong} of {count.looked_at} transfers were wrong, {ways}; {self.seen.example(*pair)}"
+        if guilty := [rank for rank in pair if rank in self.failed]:
             return "not judged", f"{said}; rank {guilty[0]} fails, which explains it"
-        witness = self._witness(pair)
-        if witness and all(self._only_here(end, pair, wrong) for end in pair) and self._link_gathers(pair):
+        if witness := found.pair_fails(pair):
             return "fail", (
                 f"{said}; both ends are right with others (both with {witness}), so it is the link or one end's part in it: "
                 f"{self._name(one)} and {self._name(other)} are candidates"
             )
-        if wrong == 1 or self.wrong < 3:
+        nodes = found.path_of(pair)
+        if nodes in found.bad_paths:
+            return "not judged", f"{said}; the path between {nodes[0]} and {nodes[1]} fails, which explains it"
+        if nodes[0] in found.candidates or nodes[1] in found.candidates:
+            node = nodes[0] if nodes[0] in found.candidates else nodes[1]
+            return "not judged", f"{said}; {node} is a candidate, for what is wrong with it is spread over its ranks"
+        if count.wrong == 1 or found.all.wrong < 3:
             return "not judged", f"{said}: too few to tell it from a rare fault of software; scan it again, longer"
-        if not witness:
+        if not found.witness(pair):
             return "not judged", f"{said}: no third rank is right with both ends, so the place is open"
         return (
             "not judged",
-            f"{said}: too few, or too scattered over {self._bad_pairs()} pairs, to say where it happens",
+            f"{said}: too few, or too scattered over {len(found.bad_pairs)} pairs, to say where it happens",
         )
 
-    def _witness(self, pair: Pair) -> str:
-        """Who both ends are right with: a rank, or in a large world ranks of one node; "" for nobody."""
-        seen = self.seen
-        right = [{peer for peer in self.peers[end] if not seen.bad(end, peer)} - {*pair} for end in pair]
-        if same := right[0] & right[1]:
-            return f"rank {min(same)}"
-        nodes = [{self.nodes[peer] for peer in found} for found in right]
-        return f"ranks of {min(both)}" if (both := nodes[0] & nodes[1]) else ""
+    # What is summed up -----------------------------------------------------------------------------------------------
 
-    def _only_here(self, end: int, pair: Pair, wrong: int) -> bool:
-        """Whether what is wrong with this end would not gather on one peer by chance, were it wrong with all alike."""
-        seen, peers = self.seen, self.peers[end]
-        total = sum(seen.bad(end, peer) for peer in peers)
-        share = seen.transfers(*pair) / sum(seen.transfers(end, peer) for peer in peers)
-        return len(peers) * tail(total, wrong, share) <= CHANCE
+    def _more(self, first: Pair, more: int) -> LinkResult:
+        count = self.found.pairs[first]
+        reason = f"this is one of {more} more pairs that are not judged and not listed"
+        return self._link(first, "not judged", reason, (count.looked_at, count.wrong))
 
-    def _link_gathers(self, pair: Pair) -> bool:
-        share = self.seen.transfers(*pair) / self.transfers
-        return len(self.pairs) * tail(self.wrong, self.seen.bad(*pair), share) <= CHANCE
-
-    # Words -----------------------------------------------------------------------------------------------------------
-
-    def _reached(self) -> set[int]:
-        return {rank for rank, peers in self.peers.items() if peers}
-
-    def _sampled(self, pair: Pair) -> bool:
-        """Whether this pair itself had to be looked at: always in a small world or a node, else where no pair of its nodes was."""
-        ends = {self.nodes[rank] for rank in pair}
-        if len(ends) == 1 or len(self.expected) == len(self.nodes) * (len(self.nodes) - 1) // 2:
-            return True
-        return not any({self.nodes[a], self.nodes[b]} == ends for a, b in self.pairs)
-
-    def _bad_pairs(self) -> int:
-        return sum(self.seen.bad(*pair) > 0 for pair in self.pairs)
+    def _not_looked_at(self, gaps: Missing, first: Pair) -> LinkResult:
+        why = self.seen.why_silent(*first)
+        if gaps.count == 1:
+            return self._link(first, "not judged", f"nothing was received between them: {why}", (0, 0))
+        whose = f"; nobody exchanged anything with {_ranks(gaps.absent)}" if gaps.absent else ""
+        reason = f"nothing was received between {gaps.what} ({_ranks(sorted(gaps.ranks))}), of which this is one{whose}: {why}"
+        return self._link(first, "not judged", reason, (0, 0))
 
     def _name(self, rank: int) -> str:
-        return f"{self.nodes[rank]} (rank {rank})"
+        return f"{self.devices[rank].node} (rank {rank})"
 
-    def _example(self, one: int, other: int) -> str:
-        found = self.seen.examples.get((one, other)) or self.seen.examples.get((other, one))
-        return f"for example {found}" if found else "no example was kept"
 
-    def _why_silent(self, pair: Pair) -> str:
-        one, other = pair
-        silent = self.seen.silent
-        for key in ((one, other), (other, one), (one, -1), (other, -1)):
-            if silent.get(key):
-                return f"rank {key[0]} says: {silent[key]}"
-        told = next((why for why in silent.values() if why), "")
-        return f"{told}" if told else "the time was over before, or a rank had gone"
+def _ranks(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank(s) {', '.join(map(str, ranks[:8]))}{more}"

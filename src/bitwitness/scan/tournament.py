@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 EVERY_PAIR = 64
 """Up to so many ranks, each sends to each. Above, each node sends to each node, and each rank to each of its own node."""
@@ -16,44 +17,76 @@ Round = tuple[tuple[int, int], ...]
 """Disjoint pairs of ranks."""
 
 
-def circle(players: Sequence[int]) -> list[Round]:
-    """Rounds in which each player meets each other one once."""
-    ring: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
-    half = len(ring) // 2
-    rounds: list[Round] = []
-    for _ in range(len(ring) - 1):
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        rounds.append(tuple((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None))
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return rounds if len(players) > 1 else []
+def circle_round(players: Sequence[int], number: int) -> Round:
+    """One of the rounds in which each player meets each other one once; there are `circle_length` of them."""
+    odd = len(players) % 2
+    size = len(players) + odd
+
+    def at(place: int) -> int | None:
+        if place == 0:
+            return players[0]
+        turned = (place - 1 - number) % (size - 1) + 1
+        return players[turned] if turned < len(players) else None
+
+    met = ((at(place), at(size - 1 - place)) for place in range(size // 2))
+    return tuple((min(a, b), max(a, b)) for a, b in met if a is not None and b is not None)
 
 
-def rounds(nodes: Mapping[int, str]) -> list[Round]:
-    """The rounds of ranks on these nodes: every pair, or in a large world every pair of nodes and those within a node.
+def circle_length(players: int) -> int:
+    """How many rounds so many players need."""
+    return players - 1 + players % 2 if players > 1 else 0
+
+
+class Rounds(Sequence[Round]):
+    """The rounds of ranks on these nodes, each made when it is asked for: of 10,000 ranks they are some 6 million pairs.
+
+    Every pair of ranks, or in a large world every pair of nodes, each time by other ranks of theirs, and those within a node.
+    """
+
+    def __init__(self, nodes: Mapping[int, str]) -> None:
+        """Over the ranks that take part, each with its node."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(nodes):
+            places[nodes[rank] if len(nodes) > EVERY_PAIR else ""].append(rank)
+        self._groups = list(places.values())
+        self._between = circle_length(len(self._groups))
+        self._within = max((circle_length(len(group)) for group in self._groups), default=0)
+
+    def __len__(self) -> int:
+        return self._between + self._within
+
+    @overload
+    def __getitem__(self, number: int) -> Round: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Round]: ...
+    def __getitem__(self, number: int | slice) -> Round | list[Round]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return self._far(number) if number < self._between else self._near(number - self._between)
+
+    def _far(self, turn: int) -> Round:
+        pairs: list[tuple[int, int]] = []
+        for one, other in circle_round(range(len(self._groups)), turn):
+            few, many = sorted((self._groups[one], self._groups[other]), key=len)
+            met = ((rank, many[(at + turn) % len(many)]) for at, rank in enumerate(few))
+            pairs += [(min(two), max(two)) for two in met]
+        return tuple(pairs)
+
+    def _near(self, number: int) -> Round:
+        return tuple(
+            pair for group in self._groups if number < circle_length(len(group)) for pair in circle_round(group, number)
+        )
+
+
+def rounds(nodes: Mapping[int, str]) -> Rounds:
+    """The rounds of ranks on these nodes.
 
     Args:
         nodes: the node of each rank that takes part.
     """
-    if len(nodes) <= EVERY_PAIR:
-        return circle(sorted(nodes))
-    places: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(nodes):
-        places[nodes[rank]].append(rank)
-    groups = list(places.values())
-    between: list[Round] = []
-    for turn, meetings in enumerate(circle(range(len(groups)))):
-        pairs: list[tuple[int, int]] = []
-        for one, other in meetings:
-            few, many = sorted((groups[one], groups[other]), key=len)
-            pairs += [tuple(sorted((rank, many[(at + turn) % len(many)]))) for at, rank in enumerate(few)]  # type: ignore[misc]  # two of them
-        between.append(tuple(pairs))
-    within: list[list[tuple[int, int]]] = []
-    for group in groups:
-        for number, pairs_of_round in enumerate(circle(group)):
-            if number == len(within):
-                within.append([])
-            within[number] += pairs_of_round
-    return [*between, *(tuple(pairs) for pairs in within)]
+    return Rounds(nodes)
 
 
 def expected(nodes: Mapping[int, str]) -> list[tuple[int, int]]:

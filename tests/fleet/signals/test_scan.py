@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitwitness.fleet.signals import Signal, detect, rvs, scan
+from bitwitness.runfiles.answers import Device
 from bitwitness.runfiles.files import write_json
+from bitwitness.scan.linking import judge_transfers
 from bitwitness.scan.results import DeviceResult, Finding, Judgement, LinkResult, Unjudged, Voice
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -65,13 +67,71 @@ def test_processes_that_stand_for_devices_are_none() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"standing": "failed"}, {"wrong": 0}, {"wrong": None}, {"wrong": "many"}, {"wrong": -3}, {"node": ""}, {"device": ""}, {"node": None}],
+    [{"standing": "failed"}, {"wrong": 0}, {"wrong": None}, {"wrong": "many"}, {"wrong": -3}, {"wrong": "5"}, {"wrong": True}, {"wrong": 5.0}, {"wrong": 1e308}, {"wrong": 10**400}, {"wrong": 1001}, {"calls": 3}, {"calls": None}, {"standing": ["fail"]}, {"node": ["n1"]}, {"device": {"x": 1}}, {"node": ""}, {"device": ""}, {"node": None}],
 )  # fmt: skip
 def test_a_failure_that_cannot_be_accuses_nobody(change: dict[str, Any]) -> None:
     result = JUDGEMENT.to_json() | {"links": [], "voices": []}
     result["devices"][1].update(change)
     assert {one.kind for one in read(result)} == {"no-evidence"}
     assert "scan:unreadable" in {one.code for one in read(result)}
+
+
+def of_failed_rank(links: list[LinkResult], reason: str = "why") -> list[tuple[str, str, str, str]]:
+    failed = DeviceResult(1, "n1", "GPU-1", "H200", "fail", reason)
+    result = Judgement((DEVICES[0], failed), tuple(links)).to_json()
+    return [(one.code, one.host, one.device, one.evidence) for one in read(result) if one.weight == "strong"]
+
+
+def of_pair(ranks: tuple[int, int], wrong: int, transfers: int = 90) -> LinkResult:
+    ends = ("a", "b"), ("c", "d")
+    return LinkResult(ranks, *ends, "not judged", "x", transfers, wrong)
+
+
+def test_a_rank_that_fails_by_its_transfers_only_is_a_signal() -> None:
+    listed = of_failed_rank([of_pair((0, 1), 40), of_pair((1, 2), 30), of_pair((0, 2), 7)])
+    assert listed == [("scan:transfers", "n1", "GPU-1", "70 of 180 transfers were wrong, with 2 other ranks")]
+    said = "480 of 720 transfers with 6 of 6 ranks of other nodes were wrong, while those"
+    assert [code for code, *_ in of_failed_rank([], said)] == ["scan:transfers"]
+    assert of_failed_rank([of_pair((0, 1), 40)]) == []
+    assert of_failed_rank([of_pair((0, 1), 40), of_pair((1, 2), 91)]) == []
+    assert of_failed_rank([], said.replace("480", "9999")) == []
+
+
+def test_what_the_judge_says_of_a_rank_is_read_as_it_was_meant() -> None:
+    devices = [Device(rank, f"n{rank}", f"d{rank}", {}) for rank in range(4)]
+    made = [
+        {"kind": "link", "rank": b, "peer": a, "right": 60 * (2 not in (a, b)), "wrong": 60 * (2 in (a, b))}
+        for a in range(4)
+        for b in range(4)
+        if a != b
+    ]
+    found = judge_transfers(devices, made)
+    for links in (list(found.links), []):
+        assert [code for code, *_ in of_failed_rank(links, found.failed[2])] == ["scan:transfers"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"nodes": "ab"}, {"nodes": ["a"]}, {"nodes": ["a", ["b"]]}, {"nodes": ["a", ""]}, {"devices": "cd"}, {"wrong": 0}, {"wrong": "3"}, {"wrong": 91}],
+)  # fmt: skip
+def test_a_link_that_cannot_be_says_nothing(change: dict[str, Any]) -> None:
+    result = JUDGEMENT.to_json() | {"devices": [], "voices": []}
+    result["links"][0].update(change)
+    assert [(one.code, one.kind) for one in read(result)] == [("scan:unreadable", "no-evidence")]
+
+
+def test_a_path_between_nodes_names_no_device() -> None:
+    result = JUDGEMENT.to_json() | {"devices": [], "voices": []}
+    result["links"][0]["devices"] = ["", ""]
+    assert [(one.code, one.host, one.device) for one in read(result)] == [
+        ("scan:link", "n0", ""), ("scan:link", "n1", "")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["drill", "played"])
+@pytest.mark.parametrize("told", ["false", "true", 1, 0, [], "x"])
+def test_what_is_neither_a_drill_nor_none_accuses_nobody(name: str, told: object) -> None:
+    assert [one.code for one in read(JUDGEMENT.to_json() | {name: told})] == ["scan:unreadable"]
 
 
 @pytest.mark.parametrize("result", ["", "{", "[]", {"devices": 3}, {"standing": "fail"}, "[" * 50_000])
