@@ -15,12 +15,12 @@ import click
 
 from bitwitness.cli.options import seconds_up_to
 from bitwitness.cli.output import console, print_json, styled
-from bitwitness.errors import ClusterError, ConfigurationError
+from bitwitness.errors import ClusterError, ConfigurationError, RunFilesError
 from bitwitness.fleet.clusters.base import valid_node
 from bitwitness.fleet.clusters.slurm_names import expand
 from bitwitness.scan.groups.designs import DESIGNS
 from bitwitness.scan.groups.planning import Planner, Settings
-from bitwitness.scan.groups.running import check_template
+from bitwitness.scan.groups.running import check_program, check_template
 from bitwitness.scan.groups.searching import Searching, suspects
 from bitwitness.scan.groups.state import State, default_path
 
@@ -152,6 +152,7 @@ def find_bad(
     names = read_nodes(nodes)
     words = template(test, suite, launch, minutes)
     settings = settings_of(len(names), given)
+    check_program(words)
     arguments = {"nodes": names, "test": words, **given}
     with State((path or default_path(arguments)).absolute(), arguments) as state:
         searching = Searching(names, words, Planner(settings), state, timeout)
@@ -162,12 +163,15 @@ def find_bad(
         else:
             searching.run()
         result = searching.result()
-        kept = state.finish(result)
-    result["state"] = str(kept)
-    if as_json:
-        print_json(result)
-    else:
-        show(result)
+        result["state"] = str(state.finish(result))
+        if as_json:
+            print_json(result)
+        else:
+            show(result)
+        try:
+            state.put_away()  # after it has been said: killed in between, the same command says it again
+        except RunFilesError as error:
+            click.echo(f"bitwitness: {error}; the state stays {state.path}", err=True)
     sys.exit(0 if result["finished"] else NOT_CONCLUDED)
 
 
@@ -186,6 +190,8 @@ def show(result: dict[str, Any]) -> None:
     def line(text: str, style: str = "") -> None:
         screen.print(styled(text, style), soft_wrap=True)
 
+    if result["hardly_judged"]:
+        line(f"{result['why']}.", "yellow")
     for node in result["bad"]:
         line(f"bad: {node}, which fails in {result['rates'][node]:.2g} of the tests", "red")
     for one, two in result["pairs"]:
@@ -198,7 +204,8 @@ def show(result: dict[str, Any]) -> None:
         line(f"not judged: {node}: no test with it ended with 0 or 1", "yellow")
     for why, count in result["tests_not_judged"].items():
         line(f"tests not judged: {count} ({why})", "yellow")
-    line(f"{'Finished' if result['finished'] else 'Not finished'}: {result['why']}.")
+    if not result["hardly_judged"]:
+        line(f"{'Finished' if result['finished'] else 'Not finished'}: {result['why']}.")
     if result["finished"] and result["rate"] is not None:
         line(f"Any other that fails in {result['rate']:.2g} of its tests or more would have shown.")
     line(

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from bitwitness.cli.find_bad import read_nodes
 from bitwitness.cli.main import cli
+from bitwitness.scan.groups import keeper
 from bitwitness.scan.groups.running import Running
 
 MANY = bool(os.environ.get("BITWITNESS_EXHAUSTIVE"))
@@ -89,9 +90,68 @@ def test_a_keeper_that_is_killed_takes_its_test_with_it(tmp_path: Path) -> None:
     assert running.outcome() == ("not judged", "its keeper was killed")
 
 
-def test_a_command_that_is_not_there_accuses_nobody() -> None:
-    code, result = find("--nodes", "a,b", "--test", "/no/such/command {nodes}")
-    assert (code, result["bad"], result["finished"]) == (3, [], False)
+def test_what_left_the_process_group_of_its_test_ends_with_it(tmp_path: Path) -> None:
+    cases = '*,a,*) setsid sh -c "echo \\$\\$ >> left; exec sleep 300" & while [ ! -s left ]; do sleep 0.01; done;;'
+    code, result = find("--nodes", "a,b", "--test", script(tmp_path, cases), "--rate", "1")
+    assert (code, result["bad"]) == (0, [])
+    for pid in (tmp_path / "left").read_text().split():
+        gone(int(pid))
+
+
+def test_of_what_a_test_prints_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "print('first'); print('x' * 5_000_000); print('last')", "{nodes}"]
+    running = Running(words, ["a"], "one", tmp_path)
+    assert ended(running) == ("passed", "")
+    log = (tmp_path / "one.log").read_bytes()
+    assert (log[:6], log[-5:]) == (b"first\n", b"last\n")
+    assert b"bytes left out]" in log
+    assert len(log) < 2 * keeper.KEPT + 100
+
+
+def ended(running: Running) -> tuple[str, str]:
+    """How a test ended, when it has."""
+    while (outcome := running.outcome()) is None:
+        time.sleep(0.01)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("does", "outcome"),
+    [
+        *((f"exit {code}", ("not judged", f"exit status {code}")) for code in (2, 125, 126, 127, 255)),
+        ("kill -9 $$", ("not judged", "ended by SIGKILL")),
+    ],
+)
+def test_how_a_test_ended_is_not_mistaken_for_how_it_was_started(
+    tmp_path: Path, does: str, outcome: tuple[str, str]
+) -> None:
+    assert ended(Running(["sh", "-c", does, "{nodes}"], ["a"], "one", tmp_path)) == outcome
+
+
+def test_a_keeper_that_fails_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of ours that falls over ends with 1, as a test that failed does."""
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise BlockingIOError('no more processes')")
+    monkeypatch.setattr(keeper, "__file__", str(broken))
+    assert ended(Running(["true", "{nodes}"], ["a"], "one", tmp_path))[0] == "not judged"
+
+
+def test_a_program_that_is_not_there_is_said_before_it_is_started(tmp_path: Path) -> None:
+    for name in ("/no/such/command", "no-such-command"):
+        done = CliRunner().invoke(cli, ["find-bad", "--nodes", "a,b", "--test", f"{name} {{nodes}}"])
+        assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+        assert f"'{name}' could not be started" in done.output
+
+
+def test_that_nothing_was_judged_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "no-program").write_bytes(b"\x7fELF")
+    (tmp_path / "no-program").chmod(0o755)
+    args = ["find-bad", "--nodes", "a,b,c,d", "--test", "./no-program {nodes}"]
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 3
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("hardly any test was judged")
+    assert "could not be started: Exec format error" in first
 
 
 def gone(pid: int) -> None:
@@ -133,12 +193,12 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--nodes", "a", "--test", "x {nodes}"], "at least two"),
-        (["--nodes", "", "--test", "x {nodes}"], "at least two"),
-        (["--nodes", "a,b,a", "--test", "x {nodes}"], "named twice: a"),
-        (["--nodes", "a,b;c", "--test", "x {nodes}"], "b;c"),
-        (["--nodes", "n[1-", "--test", "x {nodes}"], "not understood"),
-        (["--nodes", "@none", "--test", "x {nodes}"], "cannot be read"),
+        (["--nodes", "a", "--test", "true {nodes}"], "at least two"),
+        (["--nodes", "", "--test", "true {nodes}"], "at least two"),
+        (["--nodes", "a,b,a", "--test", "true {nodes}"], "named twice: a"),
+        (["--nodes", "a,b;c", "--test", "true {nodes}"], "b;c"),
+        (["--nodes", "n[1-", "--test", "true {nodes}"], "not understood"),
+        (["--nodes", "@none", "--test", "true {nodes}"], "cannot be read"),
         (["--nodes", "a,b", "--test", "x"], "{nodes}"),
         (["--nodes", "a,b", "--test", "x {nodes} {rank}"], "{rank} is none of"),
         (["--nodes", "a,b", "--test", "x {nodes} {"], "braces"),
@@ -147,12 +207,12 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None
         (["--nodes", "a,b"], "either --test"),
         (["--nodes", "a,b", "--suite", "train"], "needs --launch"),
         (["--nodes", "a,b", "--suite", "all", "--launch", "x {nodes}"], "train, ops"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--max-bad", "3"], "--max-bad 3"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--confidence", "0.5"], "--confidence 0.5"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--confidence", "1"], "--confidence 1"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--rate", "0"], "--rate 0"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--min-group", "2"], "--min-group 2"),
-        (["--nodes", "a,b", "--test", "x {nodes}", "--parallel", "0"], "--parallel 0"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--max-bad", "3"], "--max-bad 3"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--confidence", "0.5"], "--confidence 0.5"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--confidence", "1"], "--confidence 1"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--rate", "0"], "--rate 0"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--min-group", "2"], "--min-group 2"),
+        (["--nodes", "a,b", "--test", "true {nodes}", "--parallel", "0"], "--parallel 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(args: list[str], says: str) -> None:
@@ -160,17 +220,6 @@ def test_what_makes_no_sense_is_refused(args: list[str], says: str) -> None:
     assert done.exit_code == 2
     assert says in done.output
     assert "Traceback" not in done.output
-
-
-def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.jsonl").write_text('{"schema": 1, "kind": "search", "arguments": {"nodes": ["a"]}}\n')
-    done = CliRunner().invoke(cli, ["find-bad", "--nodes", "a,b", "--test", "true {nodes}", "--state", "s.jsonl"])
-    assert done.exit_code == 2
-    assert "other arguments" in done.output
-    (tmp_path / "t.jsonl").write_text("hello\n")
-    done = CliRunner().invoke(cli, ["find-bad", "--nodes", "a,b", "--test", "true {nodes}", "--state", "t.jsonl"])
-    assert done.exit_code == 2
-    assert (tmp_path / "t.jsonl").read_text() == "hello\n"
 
 
 def test_nodes_come_from_lists_and_files(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ from bitwitness.scan.groups.model import (
 from bitwitness.scan.groups.narrowing import LINK, Search
 from bitwitness.scan.groups.weighing import evidence, evidence_of_all, fails_by_itself, fit, log_prior
 
+PLANNER_VERSION = 1
+"""Of what is asked for after the same answers: one more with each change to it, here or in `narrowing`, `weighing`, `designs`."""
+
 UNKNOWN_RATE = 0.1
 """The lowest rate at which a set in which nothing failed is said to be free of faults, unless another is asked for."""
 

@@ -1,13 +1,15 @@
 """Running the user's command for one group: what it printed is kept, and it never outlives us.
 
 The command is split like a shell would and started without one, as the first of its own process group. A small process of
-ours stands between (`keeper`): it ends the group when we die, however we die, and the group ends also if the keeper is killed.
+ours stands between (`keeper`): it ends the group when we die, however we die, and the group ends also if the keeper is killed. It says
+by a pipe how the command ended, as any exit status of its own could be one of the command's: without that word nothing is judged.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import string
 import subprocess
@@ -63,6 +65,16 @@ def command(words: Sequence[str], nodes: Sequence[str], nodefile: Path) -> list[
     return [word.format_map(values) for word in words]
 
 
+def check_program(words: Sequence[str]) -> None:
+    """Whether there is a program of that name, before tests are started that all end without a judgement.
+
+    Raises:
+        ConfigurationError: there is none that can be run.
+    """
+    if "{" not in words[0] and shutil.which(words[0]) is None:
+        raise ConfigurationError(f"--test: {words[0]!r:.200} could not be started: there is no such program here")
+
+
 class Running:
     """One test that runs."""
 
@@ -76,40 +88,50 @@ class Running:
         nodefile = logs / f"{name}.nodes"
         nodefile.write_text("".join(f"{node}\n" for node in nodes))
         self.log = logs / f"{name}.log"
-        # The pipe closes when we end, however that is, and the keeper then kills the command.
+        # The first pipe closes when we end, however that is, and the keeper then kills the command.
         read, self._pipe = os.pipe()
-        os.set_inheritable(self._pipe, False)
+        self._heard, tell = os.pipe()
         try:
             with self.log.open("wb") as output:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", keeper.__file__, *command(words, nodes, nodefile)],
+                    [sys.executable, "-I", "-S", keeper.__file__, str(tell), *command(words, nodes, nodefile)],
                     stdin=read,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=(tell,),
                 )
+        except BaseException:
+            self._close()
+            raise
         finally:
             os.close(read)
+            os.close(tell)
+        self._said: str | None = None
         self._killed = False
 
     def outcome(self) -> tuple[Outcome, str] | None:
         """How it ended, and in words why it was not judged; None while it runs."""
-        code = self.process.poll()
-        if code is None:
+        if self.process.poll() is None:
             return None
-        self._close()
         if self._killed:
             return "not judged", "timed out"
-        if code == 0:
-            return "passed", ""
-        if code == 1:
-            return "failed", ""
+        if self._said is None:
+            os.set_blocking(self._heard, False)
+            try:
+                self._said = os.read(self._heard, 4096).decode(errors="replace")
+            except BlockingIOError:
+                self._said = ""
+            self._close()
+        kind, _, what = self._said.partition(" ")
+        if kind == keeper.EXITED and what in ("0", "1"):
+            return ("passed" if what == "0" else "failed"), ""
         words = {
-            keeper.SIGNALLED: "ended by a signal",
-            keeper.ENDED: "not run or ended",
-            keeper.NOT_STARTED: "could not be started",
+            keeper.EXITED: "exit status",
+            keeper.SIGNALLED: "ended by",
+            keeper.NOT_STARTED: "could not be started:",
         }
-        return "not judged", words.get(code, f"exit status {code}" if code > 0 else "its keeper was killed")
+        return "not judged", f"{words[kind]} {what}" if kind in words else "its keeper was killed"
 
     def kill(self) -> None:
         """End it and everything that it started."""
@@ -123,6 +145,7 @@ class Running:
             self.process.wait()
 
     def _close(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        for descriptor in (self._pipe, self._heard):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe = self._heard = -1

@@ -20,6 +20,7 @@ MORE_TRIES = 2
 """So often a test that was not judged is repeated before the search plans around its group."""
 
 _POLL = 0.02
+_NEARLY_ALL = 9  # so many times as many tests not judged as judged
 
 WORDS = {
     "found": "as many are found as there can be",
@@ -90,6 +91,7 @@ class Searching:
             while groups := self.planner.next():
                 self._round(groups)
                 self.heard(self)
+            self.state.used_up()
         finally:
             for series in self._series:
                 if series.running is not None:
@@ -113,12 +115,13 @@ class Searching:
         """Start, or look after, the test of a group; whether something happened."""
         key = (self._plan, series.number, series.repeat)
         if series.running is None:
-            known = self.state.told.get(key)
+            nodes = self.nodes(series.group.nodes)
+            known = self.state.answer(key, nodes)
             if known is not None:
                 self._ended(series, *known)
                 return True
             name = "-".join(str(part) for part in key)
-            series.running = Running(self.words, self.nodes(series.group.nodes), name, self.state.logs)
+            series.running = Running(self.words, nodes, name, self.state.logs)
             series.since = time.monotonic()
             self.heard(self)
             return True
@@ -129,7 +132,7 @@ class Searching:
         if outcome is None:
             return False
         series.running = None
-        self.state.tell(key, *outcome, series.group.nodes.bit_count())
+        self.state.tell(key, *outcome, self.nodes(series.group.nodes))
         self._ended(series, *outcome)
         return True
 
@@ -145,11 +148,15 @@ class Searching:
     def result(self) -> dict[str, Any]:
         """What was found, for people and programs."""
         planner, settings = self.planner, self.planner.settings
+        unjudged = sum(self.why_not.values())
         bad = sorted((self.nodes(fault.nodes)[0] for fault in planner.found if not fault.pair), key=self.names.index)
         finished = planner.why in ("found", "enough") and not planner.not_judged
         why = WORDS[planner.why] if planner.why else ""
         if planner.not_judged and planner.why in ("found", "enough"):
             why += "; but there are nodes that could not be judged"
+        if unjudged > _NEARLY_ALL * planner.judged and not finished:
+            most = max(sorted(self.why_not), key=self.why_not.__getitem__)
+            why = f"{WORDS['not judged']} ({unjudged} of {unjudged + planner.judged} were not, most: {most})"
         certify = None if planner.why == "found" else planner.assumed_rate()
         rates = planner.rates_found()
         needed = bound(settings.size, len(planner.found), min(rates, default=1.0), settings.confidence, certify)
@@ -172,6 +179,7 @@ class Searching:
             "candidates": [self.nodes(group) for group in planner.suspected()],
             "not_judged": [self.nodes(1 << node)[0] for node in sorted(planner.not_judged)],
             "tests_not_judged": dict(sorted(self.why_not.items())),
+            "hardly_judged": unjudged > _NEARLY_ALL * planner.judged,
             "nodes": settings.size,
             "seed": settings.seed,
         }
