@@ -7,7 +7,7 @@ import math
 CHANCE = 1e-3
 """An accusation needs that what is wrong had gathered there by chance with at most this probability."""
 LEAST = 3
-"""Wrong transfers that nobody fails with fewer of, whatever the shares: one or two are an accident of anything."""
+"""Nobody fails with fewer wrong transfers, or sets of operands with a wrong answer, whatever the shares: one or two are an accident of anything."""
 
 _NEGLIGIBLE = 1e-12
 """Of the sum so far: a term below it ends the sum, for those after it are smaller still."""

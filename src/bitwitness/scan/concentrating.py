@@ -22,11 +22,6 @@ from typing import Protocol
 from bitwitness.runfiles.answers import Device, Sheet
 from bitwitness.scan.chance import tail
 
-CHANCE = 1e-3
-"""At most so probable may it be that wrong answers which fall on devices by chance gather on one as they did."""
-LEAST_EVENTS = 3
-"""Fewer accuse nobody, however many devices there are."""
-
 
 class Learned(Protocol):
     """What counts of a golden answer: on how many devices, by how many calls, it was learned."""

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.runfiles.answers import Sheet
-from bitwitness.scan.concentrating import CHANCE, LEAST_EVENTS, Events
+from bitwitness.scan.chance import CHANCE, LEAST
+from bitwitness.scan.concentrating import Events
 from bitwitness.scan.items import Item
 from bitwitness.scan.results import DeviceResult, Finding, Judgement, Standing, Unjudged
 
@@ -236,7 +237,7 @@ class _Kind:
         accused = {
             sheet.device.rank: (sheet.device, [finding.item for finding in self.findings[sheet.device.rank]])
             for sheet in self.voters
-            if sum(finding.events for finding in self.findings[sheet.device.rank]) >= LEAST_EVENTS
+            if sum(finding.events for finding in self.findings[sheet.device.rank]) >= LEAST
         }
         convicted: set[int] = set()
         while True:
