@@ -154,7 +154,8 @@ class Searching:
         why = WORDS[planner.why] if planner.why else ""
         if planner.not_judged and planner.why in ("found", "enough"):
             why += "; but there are nodes that could not be judged"
-        if unjudged > _NEARLY_ALL * planner.judged and not finished:
+        hardly = unjudged > _NEARLY_ALL * planner.judged and not finished
+        if hardly:
             most = max(sorted(self.why_not), key=self.why_not.__getitem__)
             why = f"{WORDS['not judged']} ({unjudged} of {unjudged + planner.judged} were not, most: {most})"
         certify = None if planner.why == "found" else planner.assumed_rate()
@@ -179,7 +180,7 @@ class Searching:
             "candidates": [self.nodes(group) for group in planner.suspected()],
             "not_judged": [self.nodes(1 << node)[0] for node in sorted(planner.not_judged)],
             "tests_not_judged": dict(sorted(self.why_not.items())),
-            "hardly_judged": unjudged > _NEARLY_ALL * planner.judged,
+            "hardly_judged": hardly,
             "nodes": settings.size,
             "seed": settings.seed,
         }
