@@ -225,6 +225,21 @@ def test_slices_are_where_they_were_asked_for_and_end(tmp_path: Path, monkeypatc
     assert spent == pytest.approx(slices.spent, abs=1e-3)
 
 
+def test_different_answers_from_one_set_of_operands_are_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one event to whoever judges."""
+    played = Played(tmp_path)
+    slices = played.slices(monkeypatch)
+    answers = iter(range(10**6))
+    monkeypatch.setattr(work, "digest", lambda outputs: f"{next(answers):032x}")
+    played.train(slices, 100, 0.1)
+    slices.close("done")
+    records = [record for record in played.records() if record["kind"] == "answer"]
+    assert len(records) == len(played.computed)
+    assert all((list(one["answers"].values()), one["batches"]) == ([1, 1], 1) for one in records)
+
+
 def test_who_answers_is_told_as_the_job_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(tmp_path)
     played.train(played.slices(monkeypatch), 100, 0.1)
