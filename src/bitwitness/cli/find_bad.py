@@ -129,6 +129,7 @@ def settings_of(size: int, given: dict[str, Any]) -> Settings:
     help="Of one test, which is not judged after it.",
 )
 @click.option("--state", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the search is kept.")
+@click.option("--trust-test", is_flag=True, help="A healthy group never fails: one failure alone is enough.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order in which nodes are grouped.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def find_bad(

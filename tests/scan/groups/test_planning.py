@@ -165,3 +165,18 @@ def test_a_link_gives_way_to_its_end() -> None:
     for seed in range(40 if MANY else 5):
         bad = drawn(30, 1, seed, 0.5)
         assert found(search(30, seed, {"bad": bad})) == (set(bad), set())
+
+
+def test_where_the_test_is_trusted_one_failure_alone_is_enough() -> None:
+    for seed in range(40 if MANY else 4):
+        bad = drawn(1000, 1, seed, 1.0)
+        planner = search(1000, seed, {"bad": bad}, max_bad=1, trust_test=True)
+        assert found(planner) == (set(bad), set())
+        assert planner.tests <= 14
+
+
+def test_what_failed_with_a_found_node_is_not_searched_for_another() -> None:
+    """Such a search never ended: none of its tests said anything."""
+    bad = drawn(1000, 1, 91, 0.5)
+    for seed in range(91, 95):
+        assert found(search(1000, seed, {"bad": bad}, max_tests=1000)) == (set(bad), set())

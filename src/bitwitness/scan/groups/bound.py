@@ -13,6 +13,10 @@ cornered in one group could in principle do better, so there it is a measure and
 must be told: with the outcome's distribution at capacity, the tests of each of the sets must end in an accusation of just that set, and all of these endings
 together may have probability a. The same inequality (the divergence of a test is at most the capacity) gives (bits + log2(1/a)) / I.
 
+For k = 1 and q = 1 this is proven: a search is a decision tree. Let it accuse node x on leaves l, each of which has probability
+2^-T(l) under a workload that fails at random in half of its tests. With q = 1 each x ends in one leaf, at depth T_x, and sum of 2^-T_x <= a,
+so by convexity the mean of T_x over n nodes is at least log2(n / a). For k > 1, and for q < 1, it is a measure and not a proof.
+
 *Seeing nothing.* To say that no node of rate Q is left takes ln(1 - c) / ln(1 - Q) passed tests of each.
 """
 

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bitwitness.scan.groups.model import Fault, Rates, Record, bits, log_pass, mask
 
 LINK = 0.03
 """How probable it is before any test that a failing group holds a bad link and not a bad node."""
+
+WORTH = 0.8
+"""So much of what the best test tells, another must tell to be made at the same time."""
 
 _CELLS = 24
 _FORGET = 1e-4
@@ -42,19 +47,19 @@ class Search:
         self._rates = rates
         self._noise = [entropy(rate) for rate in rates.values]
         self.cells = _cells(context, record)
-        self._single: list[list[float]] = []
+        self.single: list[list[float]] = []
         nodes = context.bit_count()
         for cell in self.cells:
             members = bits(cell)
             passed = sum(record.passes[node] for node in members) / len(members)
-            self._single.append(
+            self.single.append(
                 [
                     (1 - LINK) * prior * rate * math.exp(max(-600.0, passed * log_pass(rate))) * len(members) / nodes
                     for rate, prior in zip(rates.values, rates.prior, strict=True)
                 ]
             )
-        self._pairs: dict[tuple[int, int], list[float]] = {}
-        total = sum(map(sum, self._single))
+        self.pairs: dict[tuple[int, int], list[float]] = {}
+        total = sum(map(sum, self.single))
         if nodes > 1:
             self._add_pairs(nodes, (LINK * total / (1 - LINK)) if total > 0 else 1.0)
         self._normalise()
@@ -67,7 +72,7 @@ class Search:
             for j in range(i, len(sizes)):
                 share = (one * (one - 1) / 2 if i == j else one * sizes[j]) / count
                 if share:
-                    self._pairs[i, j] = [
+                    self.pairs[i, j] = [
                         mass * share * rate * prior / weight
                         for rate, prior in zip(self._rates.values, self._rates.prior, strict=True)
                     ]
@@ -103,16 +108,16 @@ class Search:
             self.cells[i] = part
             self.cells.append(rest)
             share = a / (a + b)
-            self._single.append([value * (1 - share) for value in self._single[i]])
-            self._single[i] = [value * share for value in self._single[i]]
+            self.single.append([value * (1 - share) for value in self.single[i]])
+            self.single[i] = [value * share for value in self.single[i]]
             self._split_pairs(i, j, a, b)
 
     def _split_pairs(self, i: int, j: int, a: int, b: int) -> None:
         links = (a + b) * (a + b - 1) / 2
-        for (one, two), values in list(self._pairs.items()):
+        for (one, two), values in list(self.pairs.items()):
             if i not in (one, two):
                 continue
-            del self._pairs[one, two]
+            del self.pairs[one, two]
             if one == two:
                 parts = {(i, i): a * (a - 1) / 2 / links, (i, j): a * b / links, (j, j): b * (b - 1) / 2 / links}
             else:
@@ -120,107 +125,85 @@ class Search:
                 parts = {(min(i, other), max(i, other)): a / (a + b), (min(j, other), max(j, other)): b / (a + b)}
             for key, share in parts.items():
                 if share:
-                    self._pairs[key] = [value * share for value in values]
+                    self.pairs[key] = [value * share for value in values]
 
     def _shift(self, factors: list[float] | tuple[float, ...], inside: int) -> None:
         within = [cell & inside != 0 for cell in self.cells]
-        for i, values in enumerate(self._single):
+        for i, values in enumerate(self.single):
             if within[i]:
-                self._single[i] = [value * factor for value, factor in zip(values, factors, strict=True)]
-        for (i, j), values in self._pairs.items():
+                self.single[i] = [value * factor for value, factor in zip(values, factors, strict=True)]
+        for (i, j), values in self.pairs.items():
             if within[i] and within[j]:
-                self._pairs[i, j] = [value * factor for value, factor in zip(values, factors, strict=True)]
+                self.pairs[i, j] = [value * factor for value, factor in zip(values, factors, strict=True)]
 
     def _restrict(self, inside: int) -> None:
         keep = [i for i, cell in enumerate(self.cells) if cell & inside]
         place = {old: new for new, old in enumerate(keep)}
         self.cells = [self.cells[i] for i in keep]
-        self._single = [self._single[i] for i in keep]
-        self._pairs = {
-            (place[i], place[j]): values for (i, j), values in self._pairs.items() if i in place and j in place
+        self.single = [self.single[i] for i in keep]
+        self.pairs = {
+            (place[i], place[j]): values for (i, j), values in self.pairs.items() if i in place and j in place
         }
         self.context = inside
 
     def _normalise(self) -> None:
-        total = sum(map(sum, self._single)) + sum(map(sum, self._pairs.values()))
+        total = sum(map(sum, self.single)) + sum(map(sum, self.pairs.values()))
         if total <= 1e-300:  # what was seen is impossible with one fault: begin again with what the context says
             fresh = Search(self.context, Record(self.context.bit_length()), self._rates)
-            self.cells, self._single, self._pairs = fresh.cells, fresh._single, fresh._pairs
+            self.cells, self.single, self.pairs = fresh.cells, fresh.single, fresh.pairs
             return
-        self._single = [[value / total for value in values] for values in self._single]
-        self._pairs = {key: [value / total for value in values] for key, values in self._pairs.items()}
+        self.single = [[value / total for value in values] for values in self.single]
+        self.pairs = {key: [value / total for value in values] for key, values in self.pairs.items()}
         if self.link_mass() < _FORGET:
-            self._pairs = {}
+            self.pairs = {}
 
     def link_mass(self) -> float:
         """How probable it is that it is a link."""
-        return sum(map(sum, self._pairs.values()))
+        return sum(map(sum, self.pairs.values()))
 
-    def _expected(self, values: list[float]) -> tuple[float, float]:
+    def expected(self, values: list[float]) -> tuple[float, float]:
+        """How probable it is that a group with faults of these masses fails, and the entropy that is left if one knew which."""
         fails = sum(value * rate for value, rate in zip(values, self._rates.values, strict=True))
         return fails, sum(value * noise for value, noise in zip(values, self._noise, strict=True))
 
-    def choose(self) -> tuple[int, int]:
-        """The group that tells most, and how often to test it before planning anew.
+    def choose(self, spare: float = 0.0) -> list[tuple[int, int]]:
+        """The group that tells most, and how often to test it before planning anew; and one beside it, if it is worth it.
 
         The cells are taken in the order of their mass per node: a group that fails is then as small as it can be for what it
-        told. One cell may be taken in part.
+        told. One cell may be taken in part. The second group is of the nodes that are left, and worth it if it tells about as much
+        more as the first one told; or, for `spare` of the evidence that is needed anyway, as its control.
         """
-        sizes = [cell.bit_count() for cell in self.cells]
-        single = [self._expected(values) for values in self._single]
-        pairs = {key: self._expected(values) for key, values in self._pairs.items()}
-        touching: dict[int, list[tuple[int, tuple[float, float]]]] = defaultdict(list)
-        weight = [sum(values) for values in self._single]
-        for (i, j), value in pairs.items():
-            mass = sum(self._pairs[i, j])
-            weight[i] += mass
-            if i != j:
-                touching[i].append((j, value))
-                touching[j].append((i, value))
-                weight[j] += mass
-        order = sorted(range(len(sizes)), key=lambda i: (-weight[i] / sizes[i], self.cells[i]))
+        weights = _Weights(self)
         everything = self.context.bit_count()
         whole = everything == 2 and self.link_mass() > _TOGETHER
-        taken: dict[int, float] = {}
-        fails = noise = mass = 0.0
-        best = (-1.0, 0, 0, 1.0)
-        done = 0
-        for place, i in enumerate(order):
-            size = sizes[i]
-            for count in sorted({max(1, min(size, round(size * share))) for share in (*_SHARES, 1.0)} | {1}):
-                share = count / size
-                own = pairs.get((i, i), (0.0, 0.0))
-                both = share * (count - 1) / (size - 1) if size > 1 else 0.0
-                f = fails + share * single[i][0] + both * own[0]
-                h = noise + share * single[i][1] + both * own[1]
-                for other, value in touching[i]:
-                    f += share * taken.get(other, 0.0) * value[0]
-                    h += share * taken.get(other, 0.0) * value[1]
-                m = mass + share * weight[i]
-                told = entropy(f) - h
-                if (done + count < everything or whole) and told > best[0] * (1 + 1e-9):
-                    best = (told, place, count, f / m if m > 0 else 1.0)
-            taken[i] = 1.0
-            fails, noise, mass = f, h, m
-            done += size
-        _, place, count, rate = best
-        group = 0
-        for i in order[:place]:
-            group |= self.cells[i]
-        group |= mask(bits(self.cells[order[place]])[:count])
-        return group, max(1, int(_BATCH / max(rate, 1e-6)))
+        first = weights.best(weights.parts(self.context), everything if whole else everything - 1, _told)
+        groups = [first]
+        left = self.context & ~first.nodes
+        if left:
+
+            def told_more(fails: float, noise: float) -> float:
+                neither = max(0.0, 1 - first.fails - fails)
+                three = sum(-p * math.log2(p) for p in (first.fails, fails, neither) if p > 0)
+                return three - noise - entropy(first.fails)
+
+            second = weights.best(weights.parts(left), left.bit_count(), told_more)
+            if second.told >= WORTH * first.told:
+                groups.append(second)
+            elif spare >= 1.0 and first.repeats == 1:
+                groups.append(_Chosen(left))
+        return [(group.nodes, group.repeats) for group in groups]
 
     def ready(self, least: int) -> Fault | None:
         """The fault that a proof should be tried of, if one is probable enough and the context small enough."""
         if self.context.bit_count() > 2 and least == 1:
             return None  # a smaller group can be tested
         best, mass = None, 0.0
-        for cell, values in zip(self.cells, self._single, strict=True):
+        for cell, values in zip(self.cells, self.single, strict=True):
             if sum(values) > mass and cell.bit_count() == 1:
                 best, mass = Fault(cell), sum(values)
         if best is not None and mass >= _SURE_NODE:
             return best
-        for (i, j), values in self._pairs.items():
+        for (i, j), values in self.pairs.items():
             nodes = self.cells[i] | self.cells[j]
             if nodes.bit_count() == 2 and sum(values) >= _SURE_LINK:
                 return Fault(nodes)
@@ -232,15 +215,90 @@ class Search:
         if self.context & fault.nodes != fault.nodes:
             return 0.0
         if not fault.pair:
-            return sum(self._single[places[0]]) / self.cells[places[0]].bit_count()
+            return sum(self.single[places[0]]) / self.cells[places[0]].bit_count()
         sizes = [self.cells[i].bit_count() for i in places]
         links = sizes[0] * sizes[1] if len(places) == 2 else sizes[0] * (sizes[0] - 1) / 2
-        return sum(self._pairs.get((places[0], places[-1]), ())) / links
+        return sum(self.pairs.get((places[0], places[-1]), ())) / links
 
     def likeliest(self) -> int:
         """One node of the cell with most mass per node."""
-        best = max(range(len(self.cells)), key=lambda i: sum(self._single[i]) / self.cells[i].bit_count())
+        best = max(range(len(self.cells)), key=lambda i: sum(self.single[i]) / self.cells[i].bit_count())
         return self.cells[best] & -self.cells[best]
+
+
+def _told(fails: float, noise: float) -> float:
+    return entropy(fails) - noise
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A group, what it tells in bits, and how probable it is that it fails."""
+
+    nodes: int
+    told: float = 0.0
+    fails: float = 0.0
+    repeats: int = 1
+
+
+class _Weights:
+    """What each cell of a search adds to the probability that a group fails, and to its noise."""
+
+    def __init__(self, search: Search) -> None:
+        self._cells = search.cells
+        self._sizes = [cell.bit_count() for cell in search.cells]
+        self._single = [search.expected(values) for values in search.single]
+        self._pairs = {key: search.expected(values) for key, values in search.pairs.items()}
+        self._touching: dict[int, list[tuple[int, tuple[float, float]]]] = defaultdict(list)
+        self._mass = [sum(values) for values in search.single]
+        for (i, j), value in self._pairs.items():
+            mass = sum(search.pairs[i, j])
+            self._mass[i] += mass
+            if i != j:
+                self._touching[i].append((j, value))
+                self._touching[j].append((i, value))
+                self._mass[j] += mass
+
+    def parts(self, nodes: int) -> list[tuple[int, int]]:
+        """What these nodes hold of each cell, those with most mass per node first."""
+        order = sorted(range(len(self._sizes)), key=lambda i: (-self._mass[i] / self._sizes[i], self._cells[i]))
+        return [(i, self._cells[i] & nodes) for i in order if self._cells[i] & nodes]
+
+    def best(self, parts: Sequence[tuple[int, int]], most: int, told: Callable[[float, float], float]) -> _Chosen:
+        """The first so many nodes that tell most."""
+        taken: dict[int, float] = {}
+        fails = noise = mass = 0.0
+        best, cut = _Chosen(0, -1.0), (0, 1)
+        done = 0
+        for place, (i, part) in enumerate(parts):
+            size = part.bit_count()
+            for count in sorted({max(1, min(size, round(size * share))) for share in (*_SHARES, 1.0)} | {1}):
+                f, h = self._with(i, count, taken)
+                f, h, m = fails + f, noise + h, mass + self._mass[i] * count / self._sizes[i]
+                value = told(f, h)
+                if done + count <= most and value > best.told * (1 + 1e-9):
+                    rate = f / m if m > 0 else 1.0
+                    best, cut = _Chosen(0, value, f, max(1, int(_BATCH / max(rate, 1e-6)))), (place, count)
+            taken[i] = size / self._sizes[i]
+            fails, noise, mass = f, h, m
+            done += size
+        place, count = cut
+        nodes = mask(bits(parts[place][1])[:count])
+        for _, part in parts[:place]:
+            nodes |= part
+        return replace(best, nodes=nodes)
+
+    def _with(self, i: int, count: int, taken: Mapping[int, float]) -> tuple[float, float]:
+        """What so many nodes of a cell add, beside those taken."""
+        size = self._sizes[i]
+        share = count / size
+        both = share * (count - 1) / (size - 1) if size > 1 else 0.0
+        own = self._pairs.get((i, i), (0.0, 0.0))
+        fails = share * self._single[i][0] + both * own[0]
+        noise = share * self._single[i][1] + both * own[1]
+        for other, value in self._touching[i]:
+            beside = share * taken.get(other, 0.0)
+            fails, noise = fails + beside * value[0], noise + beside * value[1]
+        return fails, noise
 
 
 def _cells(context: int, record: Record) -> list[int]:

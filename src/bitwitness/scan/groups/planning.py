@@ -27,7 +27,7 @@ from bitwitness.scan.groups.model import (
     possible_rates,
     rate_of,
 )
-from bitwitness.scan.groups.narrowing import LINK, Search
+from bitwitness.scan.groups.narrowing import LINK, WORTH, Search
 from bitwitness.scan.groups.weighing import evidence, evidence_of_all, fails_by_itself, fit, log_prior
 
 PLANNER_VERSION = 1
@@ -39,7 +39,6 @@ UNKNOWN_RATE = 0.1
 _LEAST_RATE = 0.02  # of what the faults found show: so few of them have a lower rate
 _MOST_RATE = 0.5
 _CRASHES = 24
-_WORTH = 0.8  # of what the best test tells, another must tell to be made at the same time
 _DOUBT = 0.5  # so improbable, a fault on trial is searched again
 _PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
@@ -96,6 +95,7 @@ class Planner:
         self._turn = 0
         self._shown: list[list[float]] = []
         self._origin: dict[Fault, Search] = {}
+        self._doubted: set[Fault] = set()
         self._spent = 0.0
 
     def nodes_of(self, group: int) -> list[int]:
@@ -140,8 +140,11 @@ class Planner:
             return [Group(group) for group in self._first.pop(0)]
         groups = []
         for search in self.searches:
-            nodes, repeats = search.choose()
-            groups.append(Group(self._padded(nodes), repeats))
+            chosen = [Group(self._padded(nodes), repeats) for nodes, repeats in search.choose(self._spare(search))]
+            if len(chosen) == 2 and self._alone_so_far():
+                # What passes beside it counts for the rest as well.
+                chosen[1] = Group(self._everything() & ~self._gone() & ~chosen[0].nodes, chosen[1].repeats)
+            groups += chosen
         if not groups and self.on_trial:
             groups += self._trial()
         return groups or self._sweep()
@@ -191,6 +194,19 @@ class Planner:
         repeats = max(1, math.ceil(missing / -log_pass(self.assumed_rate()) - 1e-9))
         return [Group(rest, repeats)]
 
+    def _alone_so_far(self) -> bool:
+        """Whether the rest is still to be tested, and nothing says yet that there is more than one fault."""
+        return self.settings.max_bad is None and len(self.searches) == 1 and not self.found and not self.on_trial
+
+    def _spare(self, search: Search) -> float:
+        """Bits of evidence that an accusation will lack once the search has ended: tests that will be made anyway."""
+        if self.settings.trust_test or len(self.searches) > 1:
+            return 0.0
+        fault = Fault(search.likeliest())
+        prior = log_prior(fault, self.settings.size, LINK) + self._only()
+        shown = evidence(self._rows(), fault, self.on_trial, self.rates, prior)
+        return (self._need() - shown - math.log(search.context.bit_count())) / math.log(2) if shown > NEVER else 0.0
+
     def _trial(self) -> list[Group]:
         """The test that tells most about who is on trial, alone or everything else; both at a time if both are worth it."""
         fault = self.on_trial[0]
@@ -221,9 +237,9 @@ class Planner:
             return [*tests_of, Group(rest, repeats)] if enough and useful else tests_of
         if enough and control * (2 if useful else 1) > alone:
             tests_of.insert(0, Group(rest, repeats))
-        elif enough and control > _WORTH * alone:
+        elif enough and control > WORTH * alone:
             tests_of.append(Group(rest, repeats))
-        return tests_of if alone > _WORTH * control else tests_of[:1]
+        return tests_of if alone > WORTH * control else tests_of[:1]
 
     def _ends_to_test(self, fault: Fault, rows: Rows, others: Sequence[Fault]) -> int | None:
         """One end of a link on trial with everything but the other end, while it could still be a bad node."""
@@ -305,7 +321,10 @@ class Planner:
         """Who is on trial is no longer, once tests say that it is somebody else of the group that failed."""
         for fault in list(self.on_trial):
             search = self._origin[fault]
+            if fault in self._doubted or fault.pair:
+                continue  # once: two searches could take turns for ever
             if search.mass(fault) < _DOUBT and search.context & ~fault.nodes:
+                self._doubted.add(fault)
                 self.on_trial.remove(fault)
                 self.searches.append(search)
 
@@ -337,7 +356,14 @@ class Planner:
         self.on_trial = list(dict.fromkeys(self.on_trial))
 
     def _drop_needless(self) -> None:
-        """A link is no longer on trial once one of its ends is bad by itself."""
+        """On trial no longer: whom the others make needless, and a link one of whose ends is bad by itself."""
+        rows = self._rows()
+        for fault in list(self.on_trial) if len(self.on_trial) > 1 else ():
+            others = [other for other in self.on_trial if other != fault]
+            prior = log_prior(fault, self.settings.size, LINK)
+            without = fit(rows, others, self.rates)[1]
+            if without > NEVER and others and without > fit(rows, (*others, fault), self.rates)[1] + prior:
+                self.on_trial = others
         nodes = 0
         for fault in (*self.found, *self.on_trial):
             nodes |= 0 if fault.pair else fault.nodes
@@ -352,6 +378,8 @@ class Planner:
                 self.on_trial.remove(fault)
                 self._shown.append(rate_of(rows, fault, self.rates))
                 self.found.append(fault)
+                # What failed with it needs no other explanation; what failed without it is searched anew.
+                self.searches = [one for one in self.searches if one.context & fault.nodes != fault.nodes]
             self._cover()
             shown = self._proven()
 
