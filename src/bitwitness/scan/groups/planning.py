@@ -141,9 +141,6 @@ class Planner:
         groups = []
         for search in self.searches:
             chosen = [Group(self._padded(nodes), repeats) for nodes, repeats in search.choose(self._spare(search))]
-            if len(chosen) == 2 and self._alone_so_far():
-                # What passes beside it counts for the rest as well.
-                chosen[1] = Group(self._everything() & ~self._gone() & ~chosen[0].nodes, chosen[1].repeats)
             groups += chosen
         if not groups and self.on_trial:
             groups += self._trial()
@@ -194,13 +191,9 @@ class Planner:
         repeats = max(1, math.ceil(missing / -log_pass(self.assumed_rate()) - 1e-9))
         return [Group(rest, repeats)]
 
-    def _alone_so_far(self) -> bool:
-        """Whether the rest is still to be tested, and nothing says yet that there is more than one fault."""
-        return self.settings.max_bad is None and len(self.searches) == 1 and not self.found and not self.on_trial
-
     def _spare(self, search: Search) -> float:
         """Bits of evidence that an accusation will lack once the search has ended: tests that will be made anyway."""
-        if self.settings.trust_test or len(self.searches) > 1:
+        if self.settings.trust_test or self.settings.max_bad is None or len(self.searches) > 1:
             return 0.0
         fault = Fault(search.likeliest())
         prior = log_prior(fault, self.settings.size, LINK) + self._only()
