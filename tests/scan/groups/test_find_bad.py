@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bitwitness.cli.find_bad import read_nodes
 from bitwitness.cli.main import cli
 from bitwitness.scan.groups import keeper
 from bitwitness.scan.groups.running import Running
+from bitwitness.scan.groups.state import digest
 
 MANY = bool(os.environ.get("BITWITNESS_EXHAUSTIVE"))
 SCRIPT = """#!/bin/sh
@@ -185,8 +187,17 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, seed: int) -> None
             kills += 1
     result = json.loads(output)
     assert (process.returncode, result["bad"]) == (0, ["n3"])
-    ran = len((tmp_path / "ran").read_text().splitlines())
-    assert result["tests"] <= ran <= result["tests"] + 6 * kills  # as many as there are nodes, at a time
+    ran = Counter((tmp_path / "ran").read_text().splitlines())
+    told = [json.loads(line) for line in Path(result["state"]).read_text().splitlines()]
+    tests = [line for line in told if line["kind"] == "test"]
+    assert (
+        len({tuple(line["test"]) for line in tests}) == len(tests) == result["tests"]
+    )  # none that had ended was made again
+    ended = Counter(line["group"] for line in tests)
+    again = Counter({digest(group.replace(",", "\n")): count for group, count in ran.items()}) - ended
+    at_a_time = max(Counter(line["test"][0] for line in tests if line["test"][2] == 0).values())
+    assert not ended - Counter({digest(group.replace(",", "\n")): count for group, count in ran.items()})
+    assert again.total() <= kills * at_a_time  # only those that ran when it was killed
     assert not list(tmp_path.glob("find-bad-????????.jsonl"))
 
 

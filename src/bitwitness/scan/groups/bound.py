@@ -5,25 +5,26 @@ Three parts.
 *Counting.* Which of the sum of C(n, i), i <= k, sets is bad takes log2 of that number in bits, and a test tells at most so
 many bits as its channel carries. With k bad nodes of rate q and groups in which each is with probability p, that is I(k, q) = max over p of the mutual
 information of the number of bad ones inside, binomial, and the outcome: the dilution model of Atia and Saligrama (IEEE Trans. Inf. Theory 58, 2012),
-which is 1 bit for q = 1 and q / (e ln 2) for one bad node of a small rate. For k = 1 this is proven for every search, adaptive ones
-too (Baldassini, Johnson and Aldridge, ISIT 2013). For k > 1 it is proven for groups drawn alike for all nodes; a search that had all bad nodes
-cornered in one group could in principle do better, so there it is a measure and not a proof.
+which is 1 bit for q = 1 and q / (e ln 2) for one bad node of a small rate.
 
 *Accusing nobody for nothing.* If under a workload that fails by itself somebody is accused with probability at most a, then log2(1/a) bits more
 must be told: with the outcome's distribution at capacity, the tests of each of the sets must end in an accusation of just that set, and all of these endings
 together may have probability a. The same inequality (the divergence of a test is at most the capacity) gives (bits + log2(1/a)) / I.
 
-For k = 1 and q = 1 this is proven: a search is a decision tree. Let it accuse node x on leaves l, each of which has probability
-2^-T(l) under a workload that fails at random in half of its tests. With q = 1 each x ends in one leaf, at depth T_x, and sum of 2^-T_x <= a,
-so by convexity the mean of T_x over n nodes is at least log2(n / a). For k > 1, and for q < 1, it is a measure and not a proof.
-
 *Seeing nothing.* To say that no node of rate Q is left takes ln(1 - c) / ln(1 - Q) passed tests of each.
+
+What is proven. Counting: for k = 1 and every q, for every search, adaptive ones too (Baldassini, Johnson and Aldridge, ISIT 2013). Accusing: for k = 1
+and q = 1, as a search is a decision tree. Let it accuse node x on leaves l, each of which has probability
+2^-T(l) under a workload that fails at random in half of its tests. With q = 1 each x ends in one leaf, at depth T_x, and sum of 2^-T_x <= a,
+so by convexity the mean of T_x over n nodes is at least log2(n / a). Seeing nothing: for all. Everything else is a measure and not a proof: for k > 1 it
+holds for groups drawn alike for all nodes, and a search that had all bad nodes cornered in one group could in principle do better.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from bitwitness.scan.groups.model import log_pass
 from bitwitness.scan.groups.narrowing import entropy
@@ -75,3 +76,9 @@ def bound(size: int, bad: int, rate: float, confidence: float, certify: float | 
     count = math.log2(sets(size, bad))
     counting, accusing = count / carries, (count - math.log2(alpha)) / carries
     return Bound(max(accusing, certifying), counting, accusing, certifying)
+
+
+@cache
+def one_more(size: int, found: int, rate: float, confidence: float) -> float:
+    """Tests that any search needs for one more bad node than is found, and for what is said about the rest."""
+    return bound(size, min(found + 1, size), rate, confidence, rate).tests

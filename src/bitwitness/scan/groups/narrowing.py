@@ -23,7 +23,9 @@ WORTH = 0.8
 """So much of what the best test tells, another must tell to be made at the same time."""
 
 _CELLS = 24
+_FEW = 8
 _FORGET = 1e-4
+_CLEARED = 1e-9  # the mass that is left to a node that was cleared
 _SURE_NODE = 0.95
 _SURE_LINK = 0.9
 _SHARES = (0.25, 1 / math.e, 0.5, 0.75)
@@ -42,27 +44,45 @@ def entropy(chance: float) -> float:
 class Search:
     """The search for a fault inside one group that failed."""
 
-    def __init__(self, context: int, record: Record, rates: Rates) -> None:
+    def __init__(self, context: int, record: Record, rates: Rates, cleared: int = 0) -> None:
+        """`cleared`: nodes that are not bad by themselves, whatever else they are in."""
         self.context = context
+        self._cleared = cleared
         self._rates = rates
         self._noise = [entropy(rate) for rate in rates.values]
-        self.cells = _cells(context, record)
+        cells = [1 << node for node in bits(context)] if _few(context) else _cells(context, record)
+        self.cells = [part for cell in cells for part in (cell & ~cleared, cell & cleared) if part]
         self.single: list[list[float]] = []
         nodes = context.bit_count()
         for cell in self.cells:
             members = bits(cell)
             passed = sum(record.passes[node] for node in members) / len(members)
+            share = len(members) / nodes * (_CLEARED if cell & cleared else 1.0)
             self.single.append(
                 [
-                    (1 - LINK) * prior * rate * math.exp(max(-600.0, passed * log_pass(rate))) * len(members) / nodes
+                    (1 - LINK) * prior * rate * math.exp(max(-600.0, passed * log_pass(rate))) * share
                     for rate, prior in zip(rates.values, rates.prior, strict=True)
                 ]
             )
         self.pairs: dict[tuple[int, int], list[float]] = {}
         total = sum(map(sum, self.single))
-        if nodes > 1:
+        if _few(context):
+            self._add_each_pair(record)
+        elif nodes > 1:
             self._add_pairs(nodes, (LINK * total / (1 - LINK)) if total > 0 else 1.0)
         self._normalise()
+
+    def _add_each_pair(self, record: Record) -> None:
+        """Each link among a few nodes, by the tests that passed with both ends: one that passed with neither says nothing about it."""
+        count = len(self.cells) * (len(self.cells) - 1) / 2
+        for i, one in enumerate(self.cells):
+            for j in range(i + 1, len(self.cells)):
+                both = one | self.cells[j]
+                passed = sum(right for group, (right, _) in record.groups.items() if right and group & both == both)
+                self.pairs[i, j] = [
+                    LINK * prior * rate * math.exp(max(-600.0, passed * log_pass(rate))) / count
+                    for rate, prior in zip(self._rates.values, self._rates.prior, strict=True)
+                ]
 
     def _add_pairs(self, nodes: int, mass: float) -> None:
         sizes = [cell.bit_count() for cell in self.cells]
@@ -149,7 +169,7 @@ class Search:
     def _normalise(self) -> None:
         total = sum(map(sum, self.single)) + sum(map(sum, self.pairs.values()))
         if total <= 1e-300:  # what was seen is impossible with one fault: begin again with what the context says
-            fresh = Search(self.context, Record(self.context.bit_length()), self._rates)
+            fresh = Search(self.context, Record(self.context.bit_length()), self._rates, self._cleared)
             self.cells, self.single, self.pairs = fresh.cells, fresh.single, fresh.pairs
             return
         self.single = [[value / total for value in values] for values in self.single]
@@ -224,6 +244,11 @@ class Search:
         """One node of the cell with most mass per node."""
         best = max(range(len(self.cells)), key=lambda i: sum(self.single[i]) / self.cells[i].bit_count())
         return self.cells[best] & -self.cells[best]
+
+
+def _few(context: int) -> bool:
+    """Whether each node and link of a context can be looked at by itself."""
+    return 1 < context.bit_count() <= _FEW
 
 
 def _told(fails: float, noise: float) -> float:

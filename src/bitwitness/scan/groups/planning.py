@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bitwitness.scan.groups.alone import alone, cleared, end_passed, may_be_named
+from bitwitness.scan.groups.bound import one_more
 from bitwitness.scan.groups.designs import Design, first_rounds
 from bitwitness.scan.groups.model import (
     NEVER,
@@ -30,7 +32,7 @@ from bitwitness.scan.groups.model import (
 from bitwitness.scan.groups.narrowing import LINK, WORTH, Search
 from bitwitness.scan.groups.weighing import evidence, evidence_of_all, fails_by_itself, fit, log_prior
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
 """Of what is asked for after the same answers: one more with each change to it, here or in `narrowing`, `weighing`, `designs`."""
 
 UNKNOWN_RATE = 0.1
@@ -40,9 +42,13 @@ _LEAST_RATE = 0.02  # of what the faults found show: so few of them have a lower
 _MOST_RATE = 0.5
 _CRASHES = 24
 _DOUBT = 0.5  # so improbable, a fault on trial is searched again
+_LEAST_LIMIT = 200  # tests, and so many times what any search needs: in all, and since something was learned
+_TIMES_BOUND, _TIMES_IDLE = 20, 5
 _PATIENCE = 100.0  # failures that a trial should have seen, if what is on trial is bad
 
-Why = Literal["found", "enough", "by itself", "never passes", "not judged", "too few", "tests", "unsettled"]
+Why = Literal[
+    "found", "enough", "by itself", "unexplained", "never passes", "not judged", "too few", "tests", "unsettled"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,10 @@ class Planner:
         self._shown: list[list[float]] = []
         self._origin: dict[Fault, Search] = {}
         self._doubted: set[Fault] = set()
+        self._cleared = 0
         self._spent = 0.0
+        self._known: set[int] = set()
+        self._learned = 0
 
     def nodes_of(self, group: int) -> list[int]:
         """The nodes of a group of ours: inside, they go by a random order, so that no rack is a group by accident."""
@@ -131,13 +140,18 @@ class Planner:
         if left is not None and groups:
             groups = groups[: max(1, left)]
             groups = [Group(one.nodes, min(one.repeats, max(1, left // len(groups)))) for one in groups]
+        if self._first and not self._to_split:  # what did not fit into this round is tested in the next one
+            asked = mask(node for group in groups for node in bits(group.nodes))
+            self._first[0] = [group for group in self._first[0] if not group & asked]
         return groups
 
     def _candidates(self) -> list[Group]:
         if self._to_split:
             return [Group(group) for group in self._to_split]
+        while self._first and not self._first[0]:
+            self._first.pop(0)
         if self._first:
-            return [Group(group) for group in self._first.pop(0)]
+            return [Group(group) for group in self._first[0]]
         groups = []
         for search in self.searches:
             chosen = [Group(self._padded(nodes), repeats) for nodes, repeats in search.choose(self._spare(search))]
@@ -209,14 +223,17 @@ class Planner:
         best, _ = fit(rows, (*self.on_trial[1:], fault), self.rates)
         rate = best[-1]
         self._spent += max(rate, int(0.25 / rate) * rate)
+        repeats = max(1, int(0.25 / rate))
+        if self._turn % 2 and self._lacks_tests_alone(fault):
+            return [Group(self._padded(fault.nodes), repeats)]  # nobody is named without
         if fault.pair:
             ends = self._ends_to_test(fault, rows, others)
             if ends is not None:
-                return [Group(ends, max(1, int(0.25 / rate)))]
+                return [Group(ends, repeats)]
         tests = sum(row[1] + row[2] for row in rows)
         chance = min(0.999, max(1e-6, sum(row[2] for row in rows) / tests if tests else 0.5))
-        alone = rate * math.log(rate / chance)
-        alone += (1 - rate) * (log_pass(rate) - math.log1p(-chance)) if rate < 1 else 0.0
+        lone = rate * math.log(rate / chance)
+        lone += (1 - rate) * (log_pass(rate) - math.log1p(-chance)) if rate < 1 else 0.0
         control = -math.log1p(-chance)
         enough = rest.bit_count() >= max(1, self.settings.min_group)
         if self.settings.max_bad is None:
@@ -224,15 +241,19 @@ class Planner:
         else:
             useful = len(self.found) + len(self.on_trial) < self.settings.max_bad
         # A control is the next search as well, where there is to be one.
-        repeats = max(1, int(0.25 / rate))
         tests_of = [Group(self._padded(fault.nodes), repeats)]
         if self.settings.trust_test:
             return [*tests_of, Group(rest, repeats)] if enough and useful else tests_of
-        if enough and control * (2 if useful else 1) > alone:
+        if enough and control * (2 if useful else 1) > lone:
             tests_of.insert(0, Group(rest, repeats))
-        elif enough and control > WORTH * alone:
+        elif enough and control > WORTH * lone:
             tests_of.append(Group(rest, repeats))
-        return tests_of if alone > WORTH * control else tests_of[:1]
+        return tests_of if lone > WORTH * control else tests_of[:1]
+
+    def _lacks_tests_alone(self, fault: Fault) -> bool:
+        if fault.pair:
+            return not self._may_be_named(fault)
+        return not alone(self.record, fault.nodes, self.settings.min_group).shown
 
     def _ends_to_test(self, fault: Fault, rows: Rows, others: Sequence[Fault]) -> int | None:
         """One end of a link on trial with everything but the other end, while it could still be a bad node."""
@@ -240,13 +261,19 @@ class Planner:
         link += log_prior(fault, self.settings.size, LINK)
         for end in bits(fault.nodes):
             node = Fault(1 << end)
+            enough = end_passed(self.record, fault, end, self.rates, self.settings.min_group, self._doubted_link())
+            if enough and self._is_cleared(node):
+                continue
             _, single = fit(rows, (*self.on_trial[1:], node), self.rates)
-            if link - single - log_prior(node, self.settings.size, LINK) < -math.log(1 - self.settings.confidence):
+            surer = link - single - log_prior(node, self.settings.size, LINK)
+            if not enough or surer < self._need():
                 rest = self._rest() & ~fault.nodes | node.nodes
                 for other in others:
                     if other.pair and other.nodes & rest == other.nodes:
                         rest &= ~(other.nodes & ~node.nodes)
-                if rest.bit_count() > 1:
+                if self.record.groups.get(rest, [0, 0])[1]:
+                    rest = self._padded(node.nodes)  # something else fails there
+                if rest.bit_count() > 1 or self.settings.min_group == 1:
                     return rest
         return None
 
@@ -269,6 +296,7 @@ class Planner:
                 company = (nodes & ~search.context).bit_count()
                 search.told(nodes, passed, failed, trusted=company < self.settings.min_group)
         self._doubt()
+        self._clear()
         self._try()
         self._cover()
         self._exchange()
@@ -306,6 +334,10 @@ class Planner:
             fault = search.ready(self.settings.min_group)
             if fault is not None and fault not in self.found:
                 self.searches.remove(search)
+                if not fault.pair and self._cleared & fault.nodes:
+                    if search.context & ~fault.nodes:
+                        self.searches.append(self._search(search.context))
+                    continue
                 if fault not in self.on_trial:
                     self.on_trial.append(fault)
                     self._origin[fault] = search
@@ -321,18 +353,37 @@ class Planner:
                 self.on_trial.remove(fault)
                 self.searches.append(search)
 
+    def _is_cleared(self, node: Fault) -> bool:
+        """Whether its tests alone say that it is not bad by itself."""
+        if self._cleared & node.nodes:
+            return True
+        known = [*self.found, *(fault for fault in self.on_trial if fault.pair and not fault.nodes & node.nodes)]
+        return cleared(self.record, node.nodes, known, self.rates, self.settings.min_group, self._doubted_link())
+
+    def _clear(self) -> None:
+        """Who passed alone, again and again, and failed beside others, is not bad by itself: what failed is searched for links."""
+        for fault in [fault for fault in self.on_trial if not fault.pair and self._is_cleared(fault)]:
+            self._cleared |= fault.nodes
+            self.on_trial.remove(fault)
+        for node in bits(self._cleared):
+            if alone(self.record, 1 << node, self.settings.min_group).failed:
+                self._cleared &= ~(1 << node)
+
+    def _search(self, context: int) -> Search:
+        return Search(context, self.record, self._rates(), self._cleared)
+
     def _cover(self) -> None:
         """Every failure must have an explanation: found, on trial, or being searched."""
         self._drop_needless()
         rows = self.record.without([*self.found, *self.on_trial])
-        for group, _, failed in rows:
+        for group, _, failed in sorted(rows, key=lambda row: row[0].bit_count()):  # the smallest tells most
             if failed and not any(search.context & group for search in self.searches):
                 context = group & ~self._gone()
                 for fault in self.found:
                     if not fault.pair:
                         context &= ~fault.nodes
                 if context:
-                    self.searches.append(Search(context, self.record, self._rates()))
+                    self.searches.append(self._search(context))
         self._try()
 
     def _exchange(self) -> None:
@@ -342,7 +393,7 @@ class Planner:
             if not fault.pair:
                 continue
             others = [*self.on_trial[:i], *self.on_trial[i + 1 :]]
-            ends = [fault, *(Fault(1 << end) for end in bits(fault.nodes))]
+            ends = [fault, *(one for end in bits(fault.nodes) if not self._is_cleared(one := Fault(1 << end)))]
             logs = [fit(rows, (*others, one), self.rates)[1] + log_prior(one, self.settings.size, LINK) for one in ends]
             self.on_trial[i] = ends[max(range(len(ends)), key=logs.__getitem__)]
             self._origin.setdefault(self.on_trial[i], self._origin[fault])
@@ -377,7 +428,18 @@ class Planner:
             shown = self._proven()
 
     def _proven(self) -> list[Fault]:
-        """Those on trial who are shown to be bad: together against chance, and each given the others."""
+        """Those on trial who are shown to be bad, and failed alone: whatever was thought of them before, nobody else is named."""
+        return [fault for fault in self._likely() if self._may_be_named(fault)]
+
+    def _may_be_named(self, fault: Fault) -> bool:
+        return may_be_named(self.record, fault, self.found, self.rates, self.settings.min_group, self._doubted_link())
+
+    def _doubted_link(self) -> float:
+        """The chance at which a node is taken for a link, or not for bad by itself: less than for others, as links are rare."""
+        return LINK * (1 - self.settings.confidence)
+
+    def _likely(self) -> list[Fault]:
+        """Those on trial whom the tests tell from chance: together, and each given the others."""
         if not self.on_trial:
             return []
         if self.settings.trust_test:
@@ -484,8 +546,11 @@ class Planner:
         elif self.settings.max_bad is not None and len(self.found) >= self.settings.max_bad:
             self.why = "found"
         elif (self.on_trial or self.searches) and self._means_nothing():
-            self.why = "by itself" if any(self.record.passes) else "never passes"
-        elif self.on_trial and not self.searches and not self._can_be_tried():
+            passes = any(self.record.passes)
+            self.why = "unexplained" if self.found else "by itself" if passes else "never passes"
+        elif (self.settings.max_tests is None and self._leads_nowhere()) or (
+            self.on_trial and not self.searches and not self._can_be_tried()
+        ):
             self.why = "unsettled" if any(self.record.passes) else "never passes"
         elif not self.searches and not self.on_trial and not self._to_split and not self._first:
             rest = self._everything() & ~self._gone()
@@ -493,6 +558,20 @@ class Planner:
                 rest &= ~fault.nodes if not fault.pair else rest
             if rest and self._unseen(rest) <= math.log(1 - self.settings.confidence) + 1e-9:
                 self.why = "enough"
+
+    def _leads_nowhere(self) -> bool:
+        """Whether the search has made many times the tests that any needs, in all or since it last suspected anything new.
+
+        Where what is bad is nothing that it looks for, as three nodes that are bad only together, no number of tests would end it.
+        """
+        suspected = {fault.nodes for fault in self.found}.union(self.suspected())
+        if not suspected <= self._known:
+            self._known |= suspected
+            self._learned = self.tests
+        rate = self.settings.rate or min(self.assumed_rate(), UNKNOWN_RATE)
+        needed = one_more(self.settings.size, len(self.found), rate, self.settings.confidence)
+        idle = self.tests - self._learned > _LEAST_LIMIT + _TIMES_IDLE * needed
+        return idle or self.tests > _LEAST_LIMIT + _TIMES_BOUND * needed
 
     def _can_be_tried(self) -> bool:
         """Whether more tests may settle who is on trial: nothing does if no node is left to compare them with."""

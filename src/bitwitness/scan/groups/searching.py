@@ -26,10 +26,11 @@ WORDS = {
     "found": "as many are found as there can be",
     "enough": "everything else has passed often enough",
     "by itself": "the test fails whatever the group: it accuses nobody, find out why it fails by itself",
+    "unexplained": "there are failures left that nobody explains, those named included: the test may fail by itself as well",
     "never passes": "no group passed: the test fails whatever the group, or every node is bad; nobody can be told from it",
     "not judged": "hardly any test was judged: see the logs for why the command ends with neither 0 nor 1",
     "too few": "no group is left that could be tested: not enough nodes that are not suspected themselves",
-    "unsettled": "tests do not settle whether it is these nodes, or a test that fails by itself",
+    "unsettled": "tests do not settle which nodes it is, or whether the test fails by itself",
     "tests": "as many tests were made as were allowed",
 }
 
