@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from bitwitness.scan.chance import tail
+from bitwitness.scan.chance import chernoff, tail
 
 
 def exact(trials: int, least: int, share: Fraction) -> float:
@@ -30,3 +30,12 @@ def test_many_wrong_answers_elsewhere_make_one_here_no_less_probable() -> None:
 def test_what_cannot_be_has_no_probability() -> None:
     assert tail(3, 4, 0.5) == 0.0
     assert tail(3, 1, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("share", [Fraction(1, 2), Fraction(1, 16), Fraction(1, 1000)])
+@pytest.mark.parametrize("trials", [1, 7, 40])
+def test_the_bound_is_one(trials: int, share: Fraction) -> None:
+    for least in range(1, trials + 1):
+        assert chernoff(least, float(trials * share)) >= exact(trials, least, share) * (1 - 1e-9)
+    assert chernoff(3, 0.0) == 0.0
+    assert chernoff(0, 0.0) == 1.0

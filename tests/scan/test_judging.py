@@ -258,6 +258,35 @@ def test_a_race_accuses_nobody_wherever_it_is(
     assert sum("fail" in standings(one) for one in judged) == 0
 
 
+@pytest.mark.parametrize(("devices", "per_node", "each"), [(8, 1, 5), (8, 8, 5), (16, 1, 4), (64, 1, 3), (64, 8, 5)])
+def test_a_race_that_strikes_another_item_each_time_accuses_nobody(devices: int, per_node: int, each: int) -> None:
+    """All devices are wrong as often, each in items of its own: what was wrong elsewhere counts as well."""
+    items = [f"ops/exp/float32/{size}" for size in range(8, 8 + devices * each)]
+    sheets = []
+    for rank in range(devices):
+        own = items[rank * each : (rank + 1) * each]
+        answers = {item: {"aa": 11, "xx": 1} if item in own else {"aa": 12} for item in items}
+        sheets.append(sheet(rank, answers, node=f"n{rank // per_node}"))
+    assert "fail" not in standings(judge(sheets))
+
+
+@pytest.mark.parametrize("per_node", [1, 8])
+def test_races_of_many_items_accuse_nobody_and_hide_nobody(per_node: int) -> None:
+    chance = random.Random(21)
+    items = [f"ops/exp/float32/{size}" for size in range(8, 208)]
+    accused = 0
+    for _ in range(20):
+        answers: list[dict[str, dict[str, int]]] = [right(12, tuple(items)) for _ in range(8)]
+        for _ in range(chance.randrange(5, 40)):
+            answers[chance.randrange(8)][chance.choice(items)] = {"aa": 11, "xx": 1}
+        sheets = [sheet(rank, one, node=f"n{rank // per_node}") for rank, one in enumerate(answers)]
+        accused += "fail" in standings(judge(sheets))
+        answers[3] |= {item: {"aa": 6, "xx": 6} for item in chance.sample(items, 40)}
+        beside = [sheet(rank, one, node=f"n{rank // per_node}") for rank, one in enumerate(answers)]
+        assert [rank for rank, one in enumerate(standings(judge(beside))) if one == "fail"] == [3]
+    assert accused == 0
+
+
 def test_a_node_of_which_all_devices_are_set_up_otherwise_is_no_device() -> None:
     answers = [right() if rank // 8 != 5 else {ITEM: {"bb": 100}} for rank in range(128)]
     judged = judge([sheet(rank, one, node=f"n{rank // 8}") for rank, one in enumerate(answers)])

@@ -30,6 +30,18 @@ def tail(trials: int, least: int, share: float) -> float:
     return min(1.0, total)
 
 
+def chernoff(least: int, mean: float) -> float:
+    """Upper bound of P(X >= least) for a sum of independent trials with this mean; 1.0 for what is no more than the mean.
+
+    Mitzenmacher and Upfal, *Probability and Computing*, theorem 4.4: (e^d / (1 + d)^(1 + d))^mean with least = (1 + d) mean.
+    """
+    if least <= mean:
+        return 1.0
+    if mean <= 0:
+        return 0.0
+    return math.exp(least - mean - least * math.log(least / mean))
+
+
 def gathers(wrong: int, looked_at: int, all_wrong: int, all_looked_at: int, places: int) -> bool:
     """Whether more of what is wrong lies in one place than chance would have put there, had it been as frequent everywhere.
 

@@ -107,6 +107,7 @@ class _Kind:
         odd = self._odd()
         self.events = Events(self.voters, {item: self.right[item] for items in odd.values() for item in items}, known)
         excused = self._excused(odd)
+        self.events.excuse(excused)
         self.findings: dict[int, list[Finding]] = {}
         self.doubts: dict[int, list[str]] = {}
         for sheet in self.voters:
@@ -235,7 +236,7 @@ class _Kind:
     def _convicted(self) -> set[int]:
         """The ranks on which wrong answers gather; once it is known whose some were, they no longer hide those of another."""
         accused = {
-            sheet.device.rank: (sheet.device, [finding.item for finding in self.findings[sheet.device.rank]])
+            sheet.device.rank: sheet.device
             for sheet in self.voters
             if sum(finding.events for finding in self.findings[sheet.device.rank]) >= LEAST
         }
@@ -243,8 +244,8 @@ class _Kind:
         while True:
             now = {
                 rank
-                for rank, about in accused.items()
-                if rank not in convicted and self.events.chance(*about) <= CHANCE
+                for rank, device in accused.items()
+                if rank not in convicted and self.events.chance(device) <= CHANCE
             }
             if not now:
                 return convicted
