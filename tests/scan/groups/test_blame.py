@@ -68,7 +68,7 @@ def mixtures(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=600 if MANY else 12, deadline=None, derandomize=True)
+@settings(max_examples=300 if MANY else 12, deadline=None, derandomize=True)
 @given(mixtures())
 def test_nobody_is_named_who_is_not_bad_by_itself(mixture: dict[str, Any]) -> None:
     bad, links = named(search(**mixture))
