@@ -140,8 +140,8 @@ def test_kill_of_the_coordinator_leaves_nothing(tmp_path: Path) -> None:
     ) as process:
         wait_for(lambda: begun(out, 3), "three ranks")
         pids = begun(out, 3)
-        shown = scan("show", str(out))
-        assert shown.stdout.startswith("RUNNING: so far 3 not judged"), shown.output
+        so_far = scan("show", str(out))
+        assert so_far.stdout.startswith("RUNNING: so far 3 not judged"), so_far.output
         process.kill()
     wait_for(lambda: gone(pids), "ranks to be gone")
     assert not list(out.rglob(f"*{TEMPORARY}"))
