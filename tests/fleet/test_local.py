@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_another_run_that_cannot_be_read_holds_nobody(
     tmp_path: Path, run: RunFiles, damage: Callable[[RunFiles], None]
 ) -> None:
     old = run_of(tmp_path / "old", "n1", "n8")
-    write(run.path, where=topology(("n0", "n1", "n2")))
+    write(run.path, where=topology(("n0", "n1", "n2")), at=datetime.now(UTC))
     damage(old)
     cluster = LocalCluster([run.path, old.path])
     assert (cluster.look("n1").service, cluster.census()) == ("in", Census(3, 0))
@@ -160,7 +161,7 @@ def test_another_run_that_cannot_be_read_holds_nobody(
 
 def test_the_run_of_the_incident_must_be_readable(tmp_path: Path, run: RunFiles) -> None:
     other = run_of(tmp_path / "other", "n1")
-    write(run.path, where=topology(("n0", "n1", "n2")))
+    write(run.path, where=topology(("n0", "n1", "n2")), at=datetime.now(UTC))
     (name,) = [path.name for path in run.incidents()]
     damaged_quarantine(run)
     cluster = LocalCluster([run.path, other.path])
@@ -184,7 +185,7 @@ def test_what_a_person_denied_in_an_old_run_neither_holds_nor_is_returned(tmp_pa
 
 
 def test_a_controller_with_the_quarantine_as_its_cluster(tmp_path: Path, run: RunFiles) -> None:
-    write(run.path, where=topology(("n0", "n1", "n2")))
+    write(run.path, where=topology(("n0", "n1", "n2")), at=datetime.now(UTC))
     with State(tmp_path / "state") as state:
         policy = replace(ACT, cluster={"kind": "local"})
         controller = Controller([run.path], state, cluster_of(policy, [run.path]), policy, read_signals=lambda _: ())
@@ -242,7 +243,7 @@ def test_a_return_that_was_done_is_no_failure_because_nobody_can_look(tmp_path: 
 
 def test_a_node_that_its_run_has_taken_out_needs_no_budget(tmp_path: Path, run: RunFiles) -> None:
     """The run's supervisor has denied the device already, and that is what fills the share."""
-    write(run.path, where=topology(("n0", "n1", "n2")))
+    write(run.path, where=topology(("n0", "n1", "n2")), at=datetime.now(UTC))
     run.quarantine.deny_devices(["GPU-n1-0"], node="n1", reason="persistent corruption", incident=ID)
     with State(tmp_path / "state") as state:
         policy = replace(ACT, cluster_share=0.34)

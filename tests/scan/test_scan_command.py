@@ -92,7 +92,10 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> tuple[AnswerFiles, Setti
 
 def test_the_wrong_one_fails_and_the_dead_one_is_not_judged(struck: tuple[AnswerFiles, Settings, Conclusion]) -> None:
     _, settings, done = struck
-    assert [one.standing for one in done.judgement.devices] == ["pass", "pass", "fail", "pass", "not judged"]
+    standings = [one.standing for one in done.judgement.devices]
+    assert (standings[2], standings[4]) == ("fail", "not judged")
+    # It ends as soon as that is clear: on a busy machine before others have done enough to pass.
+    assert "fail" not in (standings[0], standings[1], standings[3])
     assert re.search(r"killed by SIGKILL.*it was at ops/", done.judgement.devices[4].reason)
     assert done.drill_outcome(settings) == "found"
     assert all(finding.wrong for finding in done.judgement.devices[2].findings)
@@ -101,8 +104,10 @@ def test_the_wrong_one_fails_and_the_dead_one_is_not_judged(struck: tuple[Answer
 def test_it_is_shown_from_its_files_with_what_to_do(struck: tuple[AnswerFiles, Settings, Conclusion]) -> None:
     shown = scan("show", str(struck[0].path))
     assert shown.exit_code == 0
+    passed = [one.standing for one in struck[2].judgement.devices].count("pass")
+    counted = f"{passed} pass, " if passed else ""
     for words in (
-        "FAIL: 3 pass, 1 fail, 1 not judged",
+        f"FAIL: {counted}1 fail, {4 - passed} not judged",
         "a drill (rank=2 p=0.2)",
         "evidence:",
         "xor",
@@ -119,7 +124,7 @@ def test_it_is_shown_where_there_is_no_torch(struck: tuple[AnswerFiles, Settings
     )
     command = [sys.executable, "-c", program, "scan", "show", str(struck[0].path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, "FAIL: 3 pass" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "FAIL: " in done.stdout) == (0, True), done.stderr
 
 
 def test_its_evidence_can_be_computed_again(struck: tuple[AnswerFiles, Settings, Conclusion]) -> None:

@@ -246,6 +246,13 @@ READ = {
 }
 
 
+@pytest.mark.parametrize("word", ["DRAIN0", "DRAI", "FAILX", "DOWNER"])
+def test_a_word_that_begins_like_one_that_takes_a_node_out_is_not_passed_over(word: str) -> None:
+    expected = "in" if word == "DRAI" else "unknown"
+    assert service_of(flags_of(f"IDLE+{word}")) == expected
+    assert service_of(flags_of(["IDLE", word, "DRAIN"])) == "out"
+
+
 @given(st.data())
 def test_damaged_text_is_an_error_or_no_better_than_it_was(data: st.DataObject) -> None:
     version, kind = data.draw(st.sampled_from(VERSIONS)), data.draw(st.sampled_from(["node", "job"]))

@@ -2,7 +2,7 @@
 
 The words differ by version and by command: `IDLE+DRAIN` and `["IDLE", "DRAIN"]`, `drained*` and `DOWN*+DRAIN`, `REBOOT@` and
 `REBOOT_REQUESTED`. All of them become one set of flags here, so that nothing else needs to know. A word that is not known adds
-nothing, and a state without any known word is `unknown`, never `in`.
+nothing, unless it begins like one that takes a node out: then, and where no word is known, the state is `unknown`, never `in`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _MEANS: dict[str, tuple[str, ...]] = {
 _TAKES = {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED", "MAINT"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 _OUT = {"DRAIN", "FAIL", "DOWN", "ERROR"}
-_AWAY = _OUT | {"MAINT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "NOT_RESPONDING", "UNKNOWN"}
+_GARBLED = "GARBLED"
+"""Stands for a word that is not known and begins like one of those: `DRAIN0` is more likely a damaged one than a new one."""
+_AWAY = _OUT | {_GARBLED} | {"MAINT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "NOT_RESPONDING", "UNKNOWN"}
 
 _PENDING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "POWER_UP_NODE"}
 _RUNNING = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -74,6 +76,8 @@ def flags_of(words: str | Iterable[str]) -> frozenset[str]:
             found.add(_MARKS[word[-1]])
             word = word[:-1]
         found.update(_MEANS.get(word, (word,) if word else ()))
+        if word not in _OUT and word not in _MEANS and word.startswith(tuple(_OUT)):
+            found.add(_GARBLED)
     return frozenset(found)
 
 
@@ -90,7 +94,7 @@ def service_of(flags: frozenset[str]) -> Service:
         return "unknown"
     if flags & _OUT:
         return "draining" if flags & _BUSY and not flags & {"DOWN", "ERROR"} else "out"
-    return "in" if flags & _TAKES else "unknown"
+    return "in" if flags & _TAKES and _GARBLED not in flags else "unknown"
 
 
 def away(flags: frozenset[str]) -> bool:
