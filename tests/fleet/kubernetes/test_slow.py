@@ -72,8 +72,8 @@ def test_a_request_is_bounded_as_a_whole(tmp_path: Path, first: bytes, drop: byt
 def test_a_connection_is_used_again_after_the_time_of_a_request(server: KubernetesServer, make: Make) -> None:
     """The end of one request's time is no matter of the next one on the same connection."""
     server.add_node("n1")
-    cluster = make(timeout=0.3)
-    end = time.monotonic() + 0.7
+    cluster = make(timeout=2.0)
+    end = time.monotonic() + 2.5
     while time.monotonic() < end:
         assert cluster.look("n1").service == "in"
 
