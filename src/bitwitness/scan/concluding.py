@@ -199,6 +199,7 @@ def _with_the_missing(
 ) -> Judgement:
     """Who never appeared is not judged, and is in the result."""
     there = {one.rank for one in judged.devices}
+    unsaid = "it has not begun yet" if running else "nothing says why"
     missing = [
         DeviceResult(
             rank,
@@ -206,7 +207,7 @@ def _with_the_missing(
             "?",
             "?",
             "not judged",
-            f"it never appeared: {ended_as.get(rank) or 'it has not begun yet' if running else ended_as.get(rank) or 'nothing says why'}",
+            f"it never appeared: {ended_as.get(rank) or unsaid}",
         )
         for rank in range(settings.world)
         if rank not in there

@@ -18,7 +18,7 @@ from bitwitness.scan.concluding import Conclusion, conclude
 from bitwitness.scan.following import Follower
 from bitwitness.scan.golden import GoldenFile
 from bitwitness.scan.judging import judge
-from bitwitness.scan.launching import Launched, place_of_heartbeat, reported_loss
+from bitwitness.scan.launching import Launched, item_of, reported_loss
 from bitwitness.scan.results import Judgement
 from bitwitness.scan.settings import Settings
 
@@ -179,7 +179,7 @@ class Coordinator:
         if quiet and not rank.silent:
             rank.silent = True
             self._messages.append(
-                f"rank {number} on {sheet.device.node} has said nothing for {now - rank.heard:.0f} s; it is at {self._at(number)}"
+                f"rank {number} on {sheet.device.node} has said nothing for {now - rank.heard:.0f} s; it is at {item_of(self.files, number)}"
             )
 
     def _set_focus(self, judged: Judgement) -> None:
@@ -258,17 +258,7 @@ class Coordinator:
             why = self.launched.why(number)
         else:
             why = "" if number in self._ranks else reported_loss(self.files, number)
-        return f"{why} (it was at {self._at(number)})" if why and number in self._ranks else why
-
-    def _at(self, number: int) -> str:
-        """The item that a rank is or was at."""
-        try:
-            return (
-                place_of_heartbeat(self.files, number).read_text(encoding="ascii", errors="replace").strip()
-                or "its start"
-            )
-        except OSError:
-            return "its start"
+        return f"{why} (it was at {item_of(self.files, number)})" if why and number in self._ranks else why
 
     def _how_they_ended(self) -> dict[int, str]:
         """Of each rank that has not come to its end by itself: why not."""
@@ -290,7 +280,7 @@ class Coordinator:
                     if self.asked
                     else f"it was not done {self.patience.grace:.0f} s after its time"
                 )
-                ways[number] = f"{what}; it was at {self._at(number)}: it hangs, or its node is gone"
+                ways[number] = f"{what}; it was at {item_of(self.files, number)}: it hangs, or its node is gone"
         return ways
 
     # Ending ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bitwitness.errors import ConfigurationError
 from bitwitness.runfiles.answers import Sheet
@@ -360,17 +361,10 @@ def _backing(finding: Finding) -> str:
     return " and ".join(part for part in (backed, golden) if part)
 
 
-_kinds: dict[str, str] = {}
-
-
+@lru_cache(maxsize=100_000)
 def _kind_of(item: str) -> str:
     """What an item is counted with; it is asked for each item of each device, so that names are taken apart once."""
-    found = _kinds.get(item)
-    if found is None:
-        try:
-            found = Item.parse(item).kind
-        except ConfigurationError:
-            found = "other"
-        if len(_kinds) < 100_000:
-            _kinds[item] = found
-    return found
+    try:
+        return Item.parse(item).kind
+    except ConfigurationError:
+        return "other"

@@ -138,6 +138,14 @@ def place_of_heartbeat(files: AnswerFiles, rank: int) -> Path:
     return files.path / "ranks" / f"rank-{rank:05d}.at"
 
 
+def item_of(files: AnswerFiles, rank: int) -> str:
+    """The item that a rank is or was at."""
+    try:
+        return place_of_heartbeat(files, rank).read_text(encoding="ascii", errors="replace").strip() or "its start"
+    except OSError:
+        return "its start"
+
+
 def report_loss(files: AnswerFiles, rank: int, why: str) -> None:
     """Say to whoever coordinates, on another node, that a rank of this machine has died, which it cannot say itself.
 
@@ -145,9 +153,8 @@ def report_loss(files: AnswerFiles, rank: int, why: str) -> None:
         RunFilesError: it cannot be written.
     """
     if rank in files.ranks():
-        at = _content(place_of_heartbeat(files, rank)) or "its start"
         journal = Journal(files.answers(rank), rank)  # its writer is dead
-        journal.append("end", {"why": f"{why} (it was at {at})"})
+        journal.append("end", {"why": f"{why} (it was at {item_of(files, rank)})"})
         journal.close()
     else:
         write_json(_place_of_loss(files, rank), {"why": why})
@@ -166,13 +173,6 @@ def reported_loss(files: AnswerFiles, rank: int) -> str:
 
 def _place_of_loss(files: AnswerFiles, rank: int) -> Path:
     return files.path / "ranks" / f"rank-{rank:05d}.lost"
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def log_of(files: AnswerFiles, rank: int) -> Path:

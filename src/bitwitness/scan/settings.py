@@ -21,7 +21,7 @@ class Settings:
         world: how many ranks answer.
         seconds: that each rank works, from the start of its own work.
         suites: in their order.
-        seed: of what is drawn: drills, nothing else so far.
+        seed: of what is drawn: drills, and what ranks send each other.
         drills: faults on purpose.
         played: processes of a processor stand for devices: what is found says nothing about a node of that name.
         processors: ranks that torchrun has started may judge processors where there is no GPU.
