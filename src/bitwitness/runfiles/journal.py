@@ -95,7 +95,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
-                record = _parse(line) if line.endswith(b"\n") else None
+                record = parse_line(line) if line.endswith(b"\n") else None
                 if record is None:
                     skipped += 1
                 else:
@@ -108,7 +108,8 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         logger.warning("%s: skipped %d torn or damaged line(s)", path, skipped)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a whole line; None where it is damaged, or of another schema."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

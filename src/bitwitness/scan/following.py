@@ -5,14 +5,13 @@ Apart from `AnswerFiles`, which reads all of a journal at once and serves whoeve
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles, Sheet
-from bitwitness.runfiles.files import SCHEMA
+from bitwitness.runfiles.journal import parse_line
 
 _KINDS = ("begin", "end", "skip", "temperature", "link", "collective", "no-link")
 """What is kept of a journal beside answers."""
@@ -65,11 +64,8 @@ class Follower:
         whole = new[: new.rfind(b"\n") + 1]
         self._read[rank] = self._read.get(rank, 0) + len(whole)
         for line in whole.splitlines():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and record.get("schema") == SCHEMA:
+            record = parse_line(line)
+            if record is not None:
                 sheet.take(record)
                 if record.get("kind") in _KINDS:
                     self.records[rank].append(record)

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles.files import SCHEMA, Reported, dump, open_plain, sync_folder, utc_now, write_bytes
-from bitwitness.runfiles.journal import append_line
+from bitwitness.runfiles.journal import append_line, parse_line
 from bitwitness.scan.groups.planning import PLANNER_VERSION
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class State:
         with Reported(self.path, "read"):
             descriptor = open_plain(self.path)
         with Reported(self.path, "read"), os.fdopen(descriptor, "r+b") as file:
-            self._header(_parsed(file.readline(_LONGEST)), arguments)
+            self._header(parse_line(file.readline(_LONGEST)), arguments)
             number, start = 1, file.tell()
             while line := file.readline(_LONGEST):
                 number += 1
@@ -126,7 +126,7 @@ class State:
                     file.truncate(start)
                     os.fsync(file.fileno())
                     break
-                if not self._take(_parsed(line), number):
+                if not self._take(parse_line(line), number):
                     raise RunFilesError(
                         f"{self.path}, line {number} is damaged, so nothing after it can be trusted: put an undamaged copy back,"
                         f" keep only the {number - 1} lines before it, or give another --state to begin anew"
@@ -251,14 +251,6 @@ class State:
 
     def _kept_logs(self) -> Path:
         return self.path.with_name(f"{self._stem()}-logs")
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
 
 def _sound(record: Mapping[str, Any]) -> bool:
