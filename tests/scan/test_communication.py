@@ -17,10 +17,10 @@ from bitwitness.scan import collectives, payloads
 from bitwitness.scan.communication import run
 from bitwitness.scan.drill import parse
 from bitwitness.scan.items import Item
-from bitwitness.scan.linking import judge_collectives, judge_links
 from bitwitness.scan.payloads import PATTERNS, LinkStriker, Message, compare, payload, poisoned
 from tests.conftest import ROOT
 from tests.scan.communicating import DEVICES, SCENARIOS, WORLD
+from tests.scan.linked import judge_collectives, judge_links
 
 Records = Mapping[int, list[dict[str, Any]]]
 

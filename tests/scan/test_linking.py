@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitwitness.runfiles.answers import Device
-from bitwitness.scan.linking import LISTED, LinksJudged, judge_collectives, judge_links, judge_transfers
+from bitwitness.scan.linking import LISTED, LinksJudged, judge_transfers
 from bitwitness.scan.results import LinkResult
 from bitwitness.scan.tournament import EVERY_PAIR, expected, rounds
+from tests.scan.linked import judge_collectives, judge_links
 
 ITEM = "comm/p2p/uint8/4099/random"
 Ways = Mapping[tuple[int, int], int]

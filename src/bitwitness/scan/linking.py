@@ -60,19 +60,6 @@ def judge_transfers(devices: Sequence[Device], records: Iterable[Mapping[str, An
     return _Judge(devices, seen).all()
 
 
-def judge_links(
-    devices: Sequence[Device], records: Iterable[Mapping[str, Any]]
-) -> tuple[tuple[LinkResult, ...], dict[int, str]]:
-    """The pairs that are no plain pass, and by rank why its device or its network card fails: of `judge_transfers`."""
-    judged = judge_transfers(devices, records)
-    return judged.links, dict(judged.failed)
-
-
-def judge_collectives(devices: Sequence[Device], records: Iterable[Mapping[str, Any]]) -> tuple[Unjudged, ...]:
-    """The collectives that gave somebody a wrong result, and what it looks like. They name nobody by themselves."""
-    return Received.of(devices, records).of_collectives()
-
-
 class _Judge:
     """Over all pairs of one scan: the words for what `Gathering` found."""
 
