@@ -384,3 +384,23 @@ def test_work_that_fails_leaves_no_trace() -> None:
     ):
         model(batch())
     assert injector.moment.work == "train"
+
+
+def test_injectors_that_do_not_listen_may_be_beside_each_other() -> None:
+    one, other = small(), small()
+    with (
+        Injector("fwd_out:0 @ step=0 : n=1 -> bit=any", one, listens=False) as first,
+        Injector("fwd_out:2 @ step=0 : n=1 -> bit=any", other, listens=False) as second,
+    ):
+        one(batch())
+        assert (first.struck, second.struck) == (1, 0)
+        other(batch())
+        assert (first.struck, second.struck) == (1, 1)
+
+
+def test_an_injector_that_does_not_listen_refuses_what_is_no_models_own() -> None:
+    with (
+        pytest.raises(ConfigurationError, match="only what belongs to one model"),
+        Injector("loss @ step=0 : n=1 -> bit=any", small(), listens=False),
+    ):
+        pass

@@ -43,7 +43,8 @@ _KEPT = 1000
 class Injector:
     """Strikes a job with faults, as a context manager around its training.
 
-    One at a time in a process: it listens to the one guard that there is.
+    One at a time in a process: it listens to the one guard that there is. Such as do not listen may be beside each other, each with
+    a model of its own.
 
     Args:
         faults: in the grammar, parsed, or strikes of a record (`@PATH` or read) to be done again. Several may be joined by ` & `.
@@ -55,6 +56,8 @@ class Injector:
         record: file to which each strike is appended, as a line of JSON.
         start: which start of the job this is, for records of jobs that are started again.
         landed: faults that have landed before, by number, and at which names, in a process that this one takes the place of.
+        listens: whether it is told what a guard does. False: of a loop without a guard, beside other injectors in one process; the
+            targets `loss` and `digest`, which are no model's own, are refused.
 
     Attributes:
         strikes: what has landed here, in order; the last thousand. struck: how many there were.
@@ -81,6 +84,7 @@ class Injector:
         record: Path | None = None,
         start: int = 1,
         landed: Mapping[int, Iterable[str]] | None = None,
+        listens: bool = True,
     ) -> None:
         grouped = dist.is_available() and dist.is_initialized()
         self.rank = rank if rank is not None else (dist.get_rank() if grouped else 0)
@@ -92,6 +96,7 @@ class Injector:
         self.struck = 0
         self.moment = Moment()
         self._record = record
+        self._listens = listens
         self._guarded = False
         self._start_id = start_of(supervision())
         self._trains = True
@@ -120,7 +125,10 @@ class Injector:
     def __enter__(self) -> Self:
         try:
             self._place()
-            self._stack.enter_context(seams.watched(_Probe(self)))
+            if self._listens:
+                self._stack.enter_context(seams.watched(_Probe(self)))
+            else:
+                self._check_alone()
             if "digest" in self._of or any(one.fault.where.during == "fingerprint" for one in self._in_memory):
                 self._stack.enter_context(fingerprint.tapped(_Tap(self)))
             if "loss" in self._of:
@@ -143,6 +151,13 @@ class Injector:
         self._stack.close()
         self._operands.restore()
         self._ends()
+
+    def _check_alone(self) -> None:
+        for one in self._active:
+            if one.target in ("loss", "digest", "ckpt") or one.fault.where.during == "fingerprint":
+                raise ConfigurationError(
+                    f"{one.fault}: beside other injectors only what belongs to one model can be hit: choose e.g. fwd_out"
+                )
 
     def _place(self) -> None:
         modules, parameters = sites.modules_of(self.model), sites.parameters_of(self.model)
