@@ -99,7 +99,7 @@ def _check_options(name: str, function: Callable[..., Any], given: Mapping[str, 
     except ValueError:
         return  # a function in C, which does not tell
     except TypeError as error:
-        takes = [one for one in list(signature.parameters)[2:]]
+        takes = list(signature.parameters)[2:]
         raise ConfigurationError(
             f"the workload {name!r:.80} cannot be called with (device, seed, {', '.join(given) or 'no options'}): {error}. Its "
             f"options are {', '.join(takes) or 'none'}"

@@ -1,0 +1,86 @@
+"""The tape: all that the leader computed in one step, on the host, for everybody else to be compared with.
+
+A tape, and not two steps that run hand in hand, because of what overwriting means: a follower whose every result is made equal to the
+leader's never changes what comes next, so the leader needs nothing of it. One process with several devices and many nodes are then
+the same thing, and a step has one collective. The price is memory on the host: all compared tensors of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bitwitness.compare.records import Site
+from bitwitness.errors import ConfigurationError
+
+
+@dataclass(slots=True)
+class Tape:
+    """One step of the leader.
+
+    Attributes:
+        step: which.
+        entries: what was compared, in the order in which it was computed; contiguous, on the CPU, complex numbers as pairs.
+        lost: why the leader computes no more; "" while it does. Then there are no entries.
+    """
+
+    step: int
+    entries: dict[Site, Tensor] = field(default_factory=dict)
+    lost: str = ""
+
+
+def host(tensor: Tensor) -> Tensor:
+    """A copy of its bits in memory of the host: contiguous, without gradient, complex numbers as pairs in a last axis."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    copy = plain.to(device="cpu", copy=True)
+    return copy.contiguous()
+
+
+def overwrite(tensor: Tensor, right: Tensor) -> None:
+    """Write other bits into the memory of a tensor, unseen by autograd and its version counters, as hardware would.
+
+    What shares that memory gets them too. That is meant: in the leader it is shared in the same way.
+
+    Args:
+        tensor: of any strided layout and device.
+        right: what `host` made of the leader's.
+    """
+    target, source = tensor.data, right
+    if target.is_complex():
+        source = torch.view_as_complex(source.contiguous())
+    for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if stride == 0 and size > 1:  # an expanded axis: one element in memory stands for all
+            target, source = target.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+    target.copy_(source)
+
+
+def like(tensor: Tensor, right: Tensor) -> Tensor:
+    """The leader's bits as a new tensor beside this one."""
+    source = torch.view_as_complex(right.contiguous()) if tensor.is_complex() else right
+    return source.to(device=tensor.device, copy=True)
+
+
+def site_of(module: str, phase: str, name: str, call: int, tensor: Tensor) -> Site:
+    """The site of a tensor, named as it will be on the host."""
+    dtype, shape = tensor.dtype, tuple(tensor.shape)
+    if tensor.is_complex():
+        dtype, shape = tensor.dtype.to_real(), (*shape, 2)
+    return Site(module, phase, name, call, str(dtype).removeprefix("torch."), shape)  # type: ignore[arg-type]
+
+
+def can_be_compared(tensor: Tensor) -> bool:
+    """Whether it has memory to be compared: strided and not empty.
+
+    Raises:
+        ConfigurationError: it is sharded over ranks, so that what one participant holds is no result of its own.
+    """
+    if type(tensor).__name__ == "DTensor":  # its module is slow to import
+        raise ConfigurationError(
+            "this workload shards its tensors (DTensor): each participant of a comparison computes a whole model on one device. "
+            "Give a model that is not wrapped in FSDP or tensor parallelism"
+        )
+    return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_meta
