@@ -62,9 +62,27 @@ def difference(
         ulp_largest=_ulps(seen[where][finite], right[where][finite], observed.dtype),
         noise=float(error[finite].square().sum()),
         signal=float(everything.square().sum()),
-        classes=_classes(seen, right, where, y_seen, y_right, None if previous is None else _words(previous)),
+        classes=_classes(seen, right, where, y_seen, y_right, previous),
         elements=_elements(where[:keep], seen, right, 8 * observed.element_size()),
-        answer=hashlib.blake2b(seen.numpy().tobytes(), digest_size=8).hexdigest(),
+        answer=_digest(seen),
+    )
+
+
+def spread(site: int, observed: Tensor, expected: Tensor) -> Difference | None:
+    """The same where errors spread, and nearly every element is another: how many differ, and by how much in all."""
+    seen, right = _words(observed), _words(expected)
+    if torch.equal(seen, right):
+        return None
+    y_right = expected.flatten().to(torch.float64)
+    error = observed.flatten().to(torch.float64) - y_right
+    finite, wrong = error.isfinite(), seen != right
+    return Difference(
+        site=site,
+        mismatches=int(wrong.sum()),
+        nonfinite=int((wrong & ~finite).sum()),
+        noise=float(error.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum()),
+        signal=float(torch.where(finite, y_right, 0.0).square().sum()),
+        answer=_digest(seen),
     )
 
 
@@ -91,6 +109,10 @@ def distance(observed: Tensor, expected: Tensor) -> float:
     return total if math.isfinite(total) else math.inf
 
 
+def _digest(words: Tensor) -> str:
+    return hashlib.blake2b(words.numpy().tobytes(), digest_size=8).hexdigest()
+
+
 def _words(tensor: Tensor) -> Tensor:
     flat = tensor.contiguous().flatten()
     return flat.view(_INTEGERS[flat.element_size()])
@@ -106,9 +128,10 @@ def _ulps(seen: Tensor, right: Tensor, dtype: torch.dtype) -> int:
     """The most representable numbers that lie between two, by the order of their words."""
     if not len(seen):
         return 0
+    width = seen.element_size()
     if dtype.is_floating_point:
         seen, right = _ordered(seen), _ordered(right)
-    if seen.element_size() < 8:
+    if width < 8:
         return int((seen.to(torch.int64) - right.to(torch.int64)).abs().max())
     apart = [abs(int(a) - int(b)) for a, b in zip(seen.tolist(), right.tolist(), strict=True)]
     return max(apart)
@@ -126,8 +149,9 @@ def _classes(
 ) -> dict[str, int]:
     words = seen[where]
     stale = torch.zeros_like(y_seen, dtype=torch.bool)
-    if previous is not None and previous.shape == seen.shape and previous.dtype == seen.dtype:
-        stale = words == previous[where]
+    before = None if previous is None else _words(previous)
+    if before is not None and before.shape == seen.shape and before.dtype == seen.dtype:
+        stale = words == before[where]
     moved = torch.zeros_like(stale)
     if seen.element_size() >= 4 and len(seen) <= _MOVED_WITHIN:
         moved = torch.isin(words, right)

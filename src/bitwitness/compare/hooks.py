@@ -71,11 +71,18 @@ def owner_of(name: str, modules: Iterable[str]) -> str:
 
 
 @contextmanager
-def watching(model: nn.Module, modules: Mapping[str, nn.Module], show: Show) -> Iterator[None]:
-    """Inside, each step of the model shows what the chosen modules are given and return, forward and backward."""
+def watching(model: nn.Module, modules: Mapping[str, nn.Module], show: Show, *, borders: bool = True) -> Iterator[None]:
+    """Inside, a step of the model shows what the chosen modules are given and return, forward and backward, and all gradients.
+
+    Args:
+        model: whose.
+        modules: the chosen ones.
+        show: is shown each tensor.
+        borders: False shows the gradients of parameters only.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     with ExitStack() as stack:
-        for name, module in modules.items():
+        for name, module in modules.items() if borders else ():
             border = _Border(name, show, counts)
             # First of all, so that what an injector does to the input is part of the module; and last of all on the output.
             before = module.register_forward_pre_hook(border.enter, with_kwargs=True, prepend=True)

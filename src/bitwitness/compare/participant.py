@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bitwitness.compare import hooks
-from bitwitness.compare.differing import difference, distance, ranges, squares
+from bitwitness.compare.differing import difference, distance, ranges, spread, squares
 from bitwitness.compare.records import Difference, Mode, Participant, Site, Step
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.tape import Tape, can_be_compared, host, overwrite, site_of
@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 _KEPT_IN_ALL = 500_000
 """Wrong elements that a journal holds at most, a few more: about 15 MB."""
-_KEPT_WHERE_ERRORS_SPREAD = 8
+_BORDERS_SHOWN = 20
+"""Where errors spread, the borders of modules are compared in so many steps only: how far an error has come is seen from these, and what
+matters there are gradients and parameters."""
 
 
 class Fault(Protocol):
@@ -182,7 +184,7 @@ class Runner:
             batch = workload.batch(step)
             for name, tensor in batch_tensors(batch).items():
                 _put(show, "", "batch", name, tensor)
-            with hooks.watching(workload.model, self._modules, show):
+            with hooks.watching(workload.model, self._modules, show, borders=self._shows_borders(step)):
                 loss = workload.loss_fn(workload.model, batch)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -195,6 +197,9 @@ class Runner:
             if self.mode != "free" or (step + 1) % self._settings.every == 0 or step + 1 == self._settings.steps:
                 self._show_state(show)
         return number
+
+    def _shows_borders(self, step: int) -> bool:
+        return self.mode == "lock-step" or step % max(1, self._settings.steps // _BORDERS_SHOWN) == 0
 
     def _show_state(self, show: hooks.Show) -> None:
         """Parameters and, unless nothing is made equal again, all that goes into the next update."""
@@ -231,14 +236,18 @@ class Runner:
         number = self._number(site)
         seen.layout.append(number)
         previous = self._previous.entries.get(site) if self._previous is not None else None
-        found = difference(number, observed, expected, previous, self._keep())
+        together = self.mode == "lock-step"
+        if together:
+            found = difference(number, observed, expected, previous, self._keep())
+        else:
+            found = spread(number, observed, expected)
         if found is None:
             return None
         self._kept += len(found.elements)
         seen.differences.append(found)
         if site.phase == "grad_w":
             seen.gradient[site] = found.noise
-        synchronised = self.mode == "lock-step" or (self.mode == "parameters" and site.phase in ("update", "state"))
+        synchronised = together or (self.mode == "parameters" and site.phase in ("update", "state"))
         return expected if synchronised else None
 
     def _went_another_way(self, step: int, tape: Tape, seen: _Seen) -> str:
@@ -255,8 +264,6 @@ class Runner:
         return f"step {step}: went another way than the leader: {what} ({len(missing)} missing, {len(seen.strangers)} more)"
 
     def _keep(self) -> int:
-        if self.mode != "lock-step":
-            return _KEPT_WHERE_ERRORS_SPREAD
         left = max(0, _KEPT_IN_ALL - self._kept)
         return min(self._settings.keep, max(1, left // 64))
 

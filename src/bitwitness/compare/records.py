@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -333,13 +333,8 @@ class CompareFiles:
 
 
 def _short(one: Difference) -> dict[str, Any]:
-    default = Difference(0, 0)
-    record = asdict(one)
-    return {
-        name: value
-        for name, value in record.items()
-        if name in ("site", "mismatches") or value != getattr(default, name)
-    }
+    record = {name: getattr(one, name) for name in Difference.__slots__}
+    return {name: value for name, value in record.items() if name in ("site", "mismatches") or value}
 
 
 def _number(value: Any) -> float:
