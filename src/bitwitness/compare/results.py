@@ -57,7 +57,7 @@ class Point:
         step: which. mismatches, elements: differing, of how many compared. sites: how many tensors differ.
         loss, reference_loss: the suspect's and the leader's. noise: of the gradient. drift, weights: ‖ŵ - w‖ and ‖w‖.
         temperature, clock, seconds: of the suspect.
-        void: references differed in this step: its mismatches are not counted.
+        void: the step does not count (see `judging_steps`), nor do its mismatches.
     """
 
     step: int
@@ -138,8 +138,8 @@ class ModeResult:
     """What one mode showed of one suspect.
 
     Attributes:
-        mode: which. steps: that the suspect has done and that were judged; asked: how many were asked for; void: left out, because
-            references differed.
+        mode: which. steps: that the suspect has done and that were judged; asked: how many were asked for; void: left out: references
+            differed, or none confirmed the leader, or the batch was another.
         first: the first step with a mismatch; None: none.
         rows: by module and phase. groups: by module over all of forward or backward. total: everything that was computed.
         between: what code outside of the chosen modules computed is wrong too (`fwd_in`, `grad_out`).
