@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bitwitness.compare.records import Phase, Site
+from bitwitness.compare.simulated import untouched
 from bitwitness.compare.tape import can_be_compared, like, overwrite, site_of
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.sites import is_compiled, modules_of, parameters_of
@@ -95,6 +96,14 @@ def watching(model: nn.Module, modules: Mapping[str, nn.Module], show: Show, *, 
         yield
 
 
+def put(show: Show, site: Site, tensor: Tensor) -> None:
+    """Show a tensor, and write into its memory what is given for it."""
+    with untouched():  # none of this is the work of the device that is watched
+        right = show(site, tensor)
+        if right is not None:
+            overwrite(tensor, right)
+
+
 class _Border:
     """The borders of one chosen module."""
 
@@ -125,9 +134,7 @@ class _Border:
         return tree_unflatten(leaves, structure) if changed else None
 
     def _put(self, phase: Phase, tensor: str, call: int, value: Tensor) -> None:
-        right = self._show(site_of(self._name, phase, tensor, call, value), value)
-        if right is not None:
-            overwrite(value, right)
+        put(self._show, site_of(self._name, phase, tensor, call, value), value)
 
     def _tap(self, leaves: list[Any], position: int, phase: Phase, call: int, *, in_place: bool) -> bool:
         """Watch the gradient of a tensor; whether another one stands in its place now."""
@@ -135,8 +142,9 @@ class _Border:
         def seen(gradient: Tensor) -> Tensor:
             if not can_be_compared(gradient):
                 return gradient
-            right = self._show(site_of(self._name, phase, str(position), call, gradient), gradient)
-            return gradient if right is None else like(gradient, right)
+            with untouched():
+                right = self._show(site_of(self._name, phase, str(position), call, gradient), gradient)
+                return gradient if right is None else like(gradient, right)
 
         leaf = leaves[position]
         if in_place:
@@ -154,7 +162,8 @@ class _Tapped(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:
         """A copy: of a view, what follows could change nothing in place."""
         ctx.seen = seen
-        return tensor.clone()
+        with untouched():
+            return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -173,8 +182,9 @@ def _on_gradient(
             return None
         call = counts[name, "grad"]
         counts[name, "grad"] += 1
-        right = show(site_of(owner, "grad_w", tensor, call, gradient), gradient)
-        return None if right is None else like(gradient, right)
+        with untouched():
+            right = show(site_of(owner, "grad_w", tensor, call, gradient), gradient)
+            return None if right is None else like(gradient, right)
 
     return hook
 

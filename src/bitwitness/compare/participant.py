@@ -25,7 +25,7 @@ from bitwitness.compare import hooks
 from bitwitness.compare.differing import difference, distance, ranges, spread, squares
 from bitwitness.compare.records import Difference, Mode, Participant, Site, Step
 from bitwitness.compare.settings import Settings
-from bitwitness.compare.tape import Tape, can_be_compared, host, overwrite, site_of
+from bitwitness.compare.tape import Tape, can_be_compared, host, site_of
 from bitwitness.compare.workload import Make, Workload
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.sites import batch_tensors, buffers_of, inner, parameters_of
@@ -337,9 +337,7 @@ class Runner:
 
 def _put(show: hooks.Show, module: str, phase: str, name: str, tensor: Tensor) -> None:
     if can_be_compared(tensor):
-        right = show(site_of(module, phase, name, 0, tensor), tensor)
-        if right is not None:
-            overwrite(tensor, right)
+        hooks.put(show, site_of(module, phase, name, 0, tensor), tensor)
 
 
 @contextmanager

@@ -1,0 +1,346 @@
+"""The three modes on small models: what is compared, what is made equal again, and who is lost when."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bitwitness.compare import hooks
+from bitwitness.compare.lineup import Lineup
+from bitwitness.compare.participant import Runner
+from bitwitness.compare.settings import Settings
+from bitwitness.compare.simulated import Simulated
+from bitwitness.compare.tape import Tape
+from bitwitness.errors import ConfigurationError
+from bitwitness.guard.rewind import RandomState
+from tests.compare.lineups import (
+    CPU,
+    Broken,
+    Tiny,
+    account,
+    compared,
+    make_with,
+    rows,
+    seats,
+    squared,
+    tiny,
+    wrong,
+)
+
+ONE = "fwd_out:first.up @ step=1 : n=2 -> set=9.0"
+
+
+def test_equal_devices_are_equal_in_all_modes(tmp_path: Path) -> None:
+    files = compared(tmp_path, control=True)
+    for name in ("reference-1", "suspect"):
+        for mode in ("lock-step", "parameters", "free"):
+            assert wrong(files, name, mode) == []
+            assert account(files, name, mode).ended == "done"
+            assert [step.drift for step in account(files, name, mode).steps] == [0.0] * 4
+    reseeded = account(files, "control", "free")
+    assert all(step.drift and step.drift > 0 for step in reseeded.steps)
+    assert not any(step.differences for step in reseeded.steps)
+
+
+@pytest.mark.parametrize(
+    ("fault", "site"),
+    [
+        ("fwd_out:first.up @ step=1 : n=2 -> bit=-2", "first.up fwd_out"),
+        ("fwd_in:first.up @ step=1 : n=2 -> set=9.0", "first.up fwd_out"),
+        ("fwd_w:second.down @ step=1 : n=2 -> set=9.0", "second.down fwd_out"),
+        ("grad_in:second.down @ step=1 : n=2 -> bit=-2", "second.down grad_in"),
+        ("grad_out:second.up @ step=1 : n=2 -> set=9.0", "second.up grad_in"),
+        ("grad_w:second.down.weight @ step=1 : n=2 -> bit=-2", "second.down grad_w[weight]"),
+        ("fwd_out:first.act @ step=1 : n=2 -> set=9.0", "first.act fwd_out"),
+        ("fwd_out:first @ step=1 : n=2 -> bit=-2", "second.norm fwd_in"),
+        ("param:head.weight @ step=1 : n=2 -> bit=3", "head update[weight]"),
+        ("exp_avg:head.weight @ step=1 : n=2 -> bit=3", "head state[weight.exp_avg]"),
+    ],
+)
+def test_in_lock_step_an_error_is_where_it_was_made_and_nowhere_else(tmp_path: Path, fault: str, site: str) -> None:
+    files = compared(tmp_path, fault, modes=["lock-step"])
+    assert {(step, where) for step, where, _ in wrong(files)} >= {(1, site)}
+    others = {where for _, where, _ in wrong(files)} - {site}
+    assert others <= _same_operation(site), others
+    assert all(step == 1 for step, _, _ in wrong(files))
+    assert account(files, "suspect").steps[-1].drift == 0.0
+
+
+def _same_operation(site: str) -> set[str]:
+    """What one wrong operand also spoils within the same module: results that are computed from it, too."""
+    module, _, _ = site.partition(" ")
+    return {f"{module} {phase}" for phase in ("grad_in", "grad_w[weight]", "grad_w[bias]")}
+
+
+def test_errors_spread_in_the_free_run_and_do_not_in_lock_step(tmp_path: Path) -> None:
+    files = compared(tmp_path, ONE, steps=6)
+    assert wrong(files, mode="lock-step") == [(1, "first.up fwd_out", 2)]
+    free = wrong(files, mode="free")
+    assert {step for step, _, _ in free} == {1, 2, 3, 4, 5}, "once parted, a free run stays parted"
+    assert len({where for _, where, _ in free}) > 20
+    drift = [step.drift or 0.0 for step in account(files, "suspect", "free").steps]
+    assert drift[0] == 0.0
+    assert all(one > 0 for one in drift[1:])
+
+
+def test_parameters_are_made_equal_after_each_step(tmp_path: Path) -> None:
+    files = compared(tmp_path, ONE, modes=["parameters"], steps=5)
+    found = account(files, "suspect", "parameters")
+    assert {step for step, _, _ in wrong(files, mode="parameters")} == {1}
+    noise = [step.gradient_noise for step in found.steps]
+    assert noise[0] == noise[2] == noise[4] == 0.0
+    assert (noise[1] or 0) > 0
+    assert (found.steps[1].drift or 0) > 0, "before they were made equal again"
+    assert [step.drift for step in found.steps[2:]] == [0.0, 0.0, 0.0]
+
+
+def test_what_is_watched_is_trained_bit_for_bit_as_if_it_were_not() -> None:
+    settings = Settings("x", "tiny", modes=("lock-step",), steps=5, seed=5)
+    runner = Runner(seats({})[0], "lock-step", settings, None)
+    plain = Runner(seats({})[0], "lock-step", settings, None)
+    for step in range(5):
+        runner.record(step)
+        plain._seed_all(step)
+        plain.workload.model.zero_grad()
+        plain.workload.loss_fn(plain.workload.model, plain.workload.batch(step)).backward()
+        plain.workload.all_optimizers[0].step()
+    for one, other in zip(runner.workload.model.parameters(), plain.workload.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_generators_are_as_before(tmp_path: Path) -> None:
+    before = RandomState.capture(CPU, ())
+    compared(tmp_path, modes=["free"], steps=2)
+    after = RandomState.capture(CPU, ())
+    assert torch.equal(before.torch_cpu, after.torch_cpu)
+    assert before.python == after.python
+    assert np.array_equal(before.numpy[1], after.numpy[1])
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Odd(nn.Module):
+    """What real models do: a module called twice, keyword arguments, several outputs, an expanded output, tied weights, checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(12, 12)
+        self.pair = Pair()
+        self.spread = Spread()
+        self.block = Tiny().first
+        self.head = nn.Linear(12, 12)
+        self.head.weight = self.twice.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.twice(x))
+        left, right = self.pair(right=x)["both"]
+        x = left + right + self.spread(x)
+        x = checkpoint(self.block, x, use_reentrant=False)
+        y: Tensor = self.head(x)
+        return y
+
+
+class Pair(nn.Module):
+    def forward(self, *, right: Tensor) -> dict[str, Any]:
+        return {"both": (right * 2, torch.view_as_complex(right.reshape(-1, 6, 2)).conj().real.repeat(1, 2))}
+
+
+class Spread(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1, keepdim=True).expand(-1, 12)
+
+
+odd = make_with(Odd, rows, squared)
+
+
+@pytest.mark.parametrize(
+    ("fault", "site"),
+    [
+        ("fwd_out:twice @ step=1 : n=1 -> bit=30", "twice fwd_out"),
+        ("fwd_out:pair @ step=1 : n=1 -> bit=30", "pair fwd_out"),
+        ("grad_in:pair @ step=1 : n=1 -> bit=30", "pair grad_in"),
+        ("fwd_out:block.up @ step=1 : n=1 -> bit=30", "block.up fwd_out"),
+        ("", ""),
+    ],
+)
+def test_models_that_do_odd_things(tmp_path: Path, fault: str, site: str) -> None:
+    files = compared(tmp_path, fault, make=odd, modes=["lock-step"], steps=3)
+    sites = {str(one) for one in account(files, "suspect").sites}
+    assert {"twice fwd_out", "twice fwd_out call 1", "twice grad_in call 1", "spread fwd_out", "pair fwd_in"} <= sites
+    found = wrong(files)
+    assert bool(found) == bool(fault)
+    assert {(step, where.partition(" call")[0]) for step, where, _ in found} <= {(1, site), (1, "twice grad_w[weight]")}
+    assert account(files, "suspect").steps[-1].drift == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
+    make = make_with(lambda: Tiny().to(dtype), lambda number: rows(number).to(dtype), squared)
+    files = compared(tmp_path, "fwd_out:first.up @ step=1 : n=2 -> bit=5", make=make, modes=["lock-step"], steps=3)
+    assert wrong(files) == [(1, "first.up fwd_out", 2)]
+    assert account(files, "suspect").sites[0].dtype == str(dtype).removeprefix("torch.")
+
+
+def test_autocast_is_the_workloads_own_matter(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return squared(model, batch).float()
+
+    files = compared(tmp_path, ONE, make=make_with(Tiny, rows, loss), modes=["lock-step"])
+    assert wrong(files) == [(1, "first.up fwd_out", 2)]
+
+
+def test_a_suspect_that_breaks_is_lost_and_nobody_else_is(tmp_path: Path) -> None:
+    files = compared(tmp_path, {"suspect": Broken(2)}, modes=["lock-step"])
+    lost = account(files, "suspect")
+    assert [step.step for step in lost.steps] == [0, 1]
+    assert lost.ended == "step 2: IndexError: index 7000 is out of bounds"
+    assert [step.step for step in account(files, "reference-1").steps] == [0, 1, 2, 3]
+    assert account(files, "reference-1").ended == "done"
+
+
+def test_a_leader_that_breaks_ends_the_mode_and_says_so(tmp_path: Path) -> None:
+    files = compared(tmp_path, {"reference-0": Broken(2)}, modes=["lock-step", "free"])
+    for name in ("reference-1", "suspect"):
+        found = account(files, name)
+        assert [step.step for step in found.steps] == [0, 1]
+        assert "the leader takes no further part: step 2: IndexError" in found.ended
+
+
+class Turns(nn.Module):
+    """Reads a number from the device and goes one way or another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even = nn.Linear(12, 12)
+        self.odd = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.even(x) if self.asks(x) else self.odd(x)
+        return y
+
+    wrong = False
+
+    def asks(self, x: Tensor) -> bool:
+        return bool(x.sum() > 0) != self.wrong
+
+
+class OtherWay:
+    """In step 1 the branch is decided wrongly."""
+
+    def attach(self, workload: Any) -> None:
+        self.model = workload.model
+
+    def detach(self) -> None:
+        pass
+
+    def during(self, step: int) -> Any:
+        self.model.wrong = step == 1
+        return torch.enable_grad()
+
+
+def test_who_goes_another_way_in_lock_step_is_lost(tmp_path: Path) -> None:
+    make = make_with(Turns, rows, squared)
+    files = compared(tmp_path, {"suspect": OtherWay()}, make=make, modes=["lock-step"])
+    found = account(files, "suspect")
+    assert [step.step for step in found.steps] == [0]
+    assert "step 1: went another way than the leader" in found.ended
+
+
+def test_a_bad_reference_is_written_down_like_anybody(tmp_path: Path) -> None:
+    files = compared(tmp_path, {"reference-1": Simulated(ONE, 5)}, modes=["lock-step"])
+    assert wrong(files, "reference-1") == [(1, "first.up fwd_out", 2)]
+    assert wrong(files, "suspect") == []
+
+
+def test_a_journal_is_bounded(tmp_path: Path) -> None:
+    fault = "each fwd_out:first.* @ every=1 : all -> sign ; permanent"
+    files = compared(tmp_path, fault, modes=["lock-step"], keep=3)
+    kept = [len(one.elements) for step in account(files, "suspect").steps for one in step.differences]
+    assert kept
+    assert max(kept) == 3
+
+
+@pytest.mark.parametrize(
+    ("globs", "said"),
+    [(["first.upp"], "matches no submodule of the model: it has 13, e.g. first.up"), (["nothing*here"], "it has 13")],
+)
+def test_a_glob_without_a_match_is_refused(tmp_path: Path, globs: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        compared(tmp_path, globs=globs)
+
+
+def test_compiled_models_are_refused() -> None:
+    model = Tiny()
+    model.first.compile(backend="eager")
+    with pytest.raises(ConfigurationError, match="first is compiled"):
+        hooks.chosen(model, ())
+
+
+def test_models_without_submodules_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no submodules"):
+        hooks.chosen(nn.Linear(2, 2), ())
+
+
+def test_a_loss_that_is_no_scalar_is_refused(tmp_path: Path) -> None:
+    make = make_with(Tiny, rows, lambda model, batch: model(batch))
+    with pytest.raises(ConfigurationError, match=r"loss_fn returned \[6, 3\]"):
+        compared(tmp_path, make=make)
+
+
+def test_interrupted_journals_hold_all_steps_that_were_done(tmp_path: Path) -> None:
+    from bitwitness.compare.records import CompareFiles
+
+    files = CompareFiles(tmp_path)
+    files.create()
+    lineup = seats({})
+    for seat in lineup:
+        files.introduce(seat.participant)
+
+    def stop(mode: str, done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Lineup(lineup, Settings("x", "tiny", steps=9), files).run(stop)
+    for name in ("reference-0", "reference-1", "suspect"):
+        assert [step.step for step in account(files, name).steps] == [0, 1]
+        assert account(files, name).ended == "interrupted"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_torn_or_damaged_line_costs_only_itself(tmp_path: Path) -> None:
+    files = compared(tmp_path, ONE, modes=["lock-step"])
+    file = tmp_path / "journal" / "suspect.lock-step.jsonl"
+    whole = file.read_bytes().splitlines(keepends=True)
+    rng = random.Random(11)
+    for _ in range(60):
+        lines = list(whole)
+        place = rng.randrange(len(lines))
+        lines[place] = lines[place][: rng.randrange(len(lines[place]))]
+        file.write_bytes(b"".join(lines))
+        steps = account(files, "suspect").steps
+        assert {step.step for step in steps} <= {0, 1, 2, 3}
+        for step, sites in account(files, "suspect").seen():
+            assert all(one.site >= 0 for one in step.differences)
+            assert sites
+
+
+def test_the_tape_of_a_lost_leader_says_why() -> None:
+    runner = Runner(seats({"reference-0": Broken(0)})[0], "free", Settings("x", "tiny"), None)
+    assert runner.record(0) == Tape(0, lost="step 0: IndexError: index 7000 is out of bounds")
+    assert runner.record(1).lost
+
+
+def test_makers_make_the_same_weights_for_every_seed() -> None:
+    one, other = tiny(CPU, 1), tiny(CPU, 2)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert not torch.equal(one.batch(0), other.batch(0))
+    assert copy.deepcopy(one.batch(0)).shape == (6, 12)
