@@ -18,7 +18,10 @@ from bitwitness.compare.settings import Settings
 from bitwitness.compare.simulated import Simulated
 from bitwitness.compare.workload import Make, Workload
 from bitwitness.runfiles.answers import Device
+from bitwitness.runfiles.files import write_json
 
+ONE_STEP = "fwd_out:first.up @ step=1 : n=2 -> set=9.0"
+"""A fault of one step that spreads."""
 CPU = torch.device("cpu")
 
 
@@ -138,6 +141,7 @@ def compared(
     files = CompareFiles(path)
     files.create()
     settings = Settings("test", "tiny", modes=tuple(modes), globs=tuple(globs), steps=steps, seed=seed, keep=keep)
+    write_json(files.asked, settings.to_json())
     lineup = seats(faults, make, references, control)
     for seat in lineup:
         files.introduce(seat.participant)

@@ -23,6 +23,7 @@ from bitwitness.errors import ConfigurationError
 from bitwitness.guard.rewind import RandomState
 from tests.compare.lineups import (
     CPU,
+    ONE_STEP,
     Broken,
     Tiny,
     account,
@@ -34,8 +35,6 @@ from tests.compare.lineups import (
     tiny,
     wrong,
 )
-
-ONE = "fwd_out:first.up @ step=1 : n=2 -> set=9.0"
 
 
 def test_equal_devices_are_equal_in_all_modes(tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def _same_operation(site: str) -> set[str]:
 
 
 def test_errors_spread_in_the_free_run_and_do_not_in_lock_step(tmp_path: Path) -> None:
-    files = compared(tmp_path, ONE, steps=6)
+    files = compared(tmp_path, ONE_STEP, steps=6)
     assert wrong(files, mode="lock-step") == [(1, "first.up fwd_out", 2)]
     free = wrong(files, mode="free")
     assert {step for step, _, _ in free} == {1, 2, 3, 4, 5}, "once parted, a free run stays parted"
@@ -92,7 +91,7 @@ def test_errors_spread_in_the_free_run_and_do_not_in_lock_step(tmp_path: Path) -
 
 
 def test_parameters_are_made_equal_after_each_step(tmp_path: Path) -> None:
-    files = compared(tmp_path, ONE, modes=["parameters"], steps=5)
+    files = compared(tmp_path, ONE_STEP, modes=["parameters"], steps=5)
     found = account(files, "suspect", "parameters")
     assert {step for step, _, _ in wrong(files, mode="parameters")} == {1}
     noise = [step.gradient_noise for step in found.steps]
@@ -193,7 +192,7 @@ def test_autocast_is_the_workloads_own_matter(tmp_path: Path) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return squared(model, batch).float()
 
-    files = compared(tmp_path, ONE, make=make_with(Tiny, rows, loss), modes=["lock-step"])
+    files = compared(tmp_path, ONE_STEP, make=make_with(Tiny, rows, loss), modes=["lock-step"])
     assert wrong(files) == [(1, "first.up fwd_out", 2)]
 
 
@@ -255,7 +254,7 @@ def test_who_goes_another_way_in_lock_step_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_bad_reference_is_written_down_like_anybody(tmp_path: Path) -> None:
-    files = compared(tmp_path, {"reference-1": Simulated(ONE, 5)}, modes=["lock-step"])
+    files = compared(tmp_path, {"reference-1": Simulated(ONE_STEP, 5)}, modes=["lock-step"])
     assert wrong(files, "reference-1") == [(1, "first.up fwd_out", 2)]
     assert wrong(files, "suspect") == []
 
@@ -317,7 +316,7 @@ def test_interrupted_journals_hold_all_steps_that_were_done(tmp_path: Path) -> N
 
 
 def test_a_torn_or_damaged_line_costs_only_itself(tmp_path: Path) -> None:
-    files = compared(tmp_path, ONE, modes=["lock-step"])
+    files = compared(tmp_path, ONE_STEP, modes=["lock-step"])
     file = tmp_path / "journal" / "suspect.lock-step.jsonl"
     whole = file.read_bytes().splitlines(keepends=True)
     rng = random.Random(11)
