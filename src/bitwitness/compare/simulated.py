@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bitwitness.compare.reproduce import written
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.active import Active, Moment
 from bitwitness.faults.grammar import parse_all
@@ -206,7 +207,7 @@ class _Struck(TorchDispatchMode):
         for one in self._faults:
             if not fnmatch.fnmatchcase(name, one.fault.where.glob):
                 continue
-            tensor = _given_out(func, (args, kwargs), output)
+            tensor = _given_out(func, args, kwargs or {}, output)
             if tensor is None:
                 continue
             try:
@@ -223,17 +224,17 @@ def name_of(func: Any) -> str:
     return str(func._schema.name).rpartition("::")[2]
 
 
-def _given_out(func: Any, given: Any, output: Any) -> Tensor | None:
+def _given_out(func: Any, args: Any, kwargs: Any, output: Any) -> Tensor | None:
     """The first tensor of numbers that an operation has written; None for one that only looks at memory in another way."""
     if func.is_view:
         return None
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor) and leaf.numel() and (leaf.is_floating_point() or leaf.is_complex()):
+    for leaf in written(func, args, kwargs, output):
+        if leaf.numel() and (leaf.is_floating_point() or leaf.is_complex()):
             if torch._debug_has_internal_overlap(leaf) != 0:
                 return None
             if not func._schema.is_mutable:
                 own = leaf.untyped_storage().data_ptr()
-                others = (one for one in tree_leaves(given) if isinstance(one, Tensor))
+                others = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
                 if any(one.untyped_storage().data_ptr() == own for one in others):
                     return None  # `_unsafe_view` and its kind
             return leaf
