@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "bitwitness.cli.bench",
     "campaign": "bitwitness.cli.campaign",
     "checkpoint": "bitwitness.cli.checkpoint",
+    "compare": "bitwitness.cli.compare",
     "console": "bitwitness.cli.console",
     "demo": "bitwitness.cli.demo",
     "fault": "bitwitness.cli.fault",

@@ -25,7 +25,7 @@ from bitwitness.compare.lineup import settled
 from bitwitness.compare.participant import Runner, Seat
 from bitwitness.compare.records import Participant, Site
 from bitwitness.compare.settings import Settings
-from bitwitness.compare.tape import host
+from bitwitness.compare.tape import can_be_compared, host
 from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.faults.sites import batch_tensors, parameters_of
 
@@ -52,6 +52,7 @@ class Checked:
     Attributes:
         name, role: who.
         problem: why nothing can be compared; "" where something can.
+        here: it is about this participant, and may be otherwise on others.
         digests: of all it computed, for comparing it with others.
         warnings: for people.
     """
@@ -59,6 +60,7 @@ class Checked:
     name: str
     role: str
     problem: str = ""
+    here: bool = False
     digests: _Digests = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -127,10 +129,11 @@ def check_work(seats: Sequence[Seat], settings: Settings, exchange: Exchange) ->
     """
     found: list[Checked] = []
     with settled(seats):
-        for seat in seats:
+        # References first: what is wrong with the work is then not said of the suspect.
+        for seat in sorted(seats, key=lambda one: one.participant.role == "suspect"):
             found.append(check_seat(seat, settings))
-            if found[-1].problem:
-                break  # the others would say the same
+            if found[-1].problem and not found[-1].here:
+                break  # others of this process would mostly say the same
     everybody = [one for answers in exchange.gather(found) for one in answers]
     refused = [one for one in everybody if one.problem]
     if refused:
@@ -151,11 +154,12 @@ def check_seat(seat: Seat, settings: Settings) -> Checked:
             checked.digests = _tried(seat, settings, evaluate=who.role == "leader" and "free" in settings.modes)
             again = _tried(seat, settings, evaluate=False)
             checked.problem = _first_difference(checked.digests, again)
+            checked.here = True
     except BitwitnessError as error:
         checked.problem = str(error)
     except Exception as error:  # whatever a user's own code raises: it is named, and nothing is begun
         logger.debug("the work cannot be done on %s", who.name, exc_info=True)
-        checked.problem = _said(error)
+        checked.problem, checked.here = _said(error), True
     return checked
 
 
@@ -196,6 +200,9 @@ def _tried(seat: Seat, settings: Settings, *, evaluate: bool) -> _Digests:
                     f"the loss is {loss} in step {at}: what comes after it is NaN on all devices alike, and shows no fault. Give work "
                     "whose loss is finite"
                 )
+        again = _batch(runner.workload.batch(0))
+        if again != [digest for key, digest in found.items() if key.startswith("step 0: outside batch")]:
+            raise ConfigurationError(f"batch(0) gives other data when it is asked a second time. {_advice(' batch')}")
         if evaluate and runner.workload.evaluate is not None:
             _check_results(runner.workload.evaluate(runner.workload.model))
     finally:
@@ -244,7 +251,7 @@ def _check_control(seat: Seat, settings: Settings) -> tuple[str, ...]:
 
 
 def _batch(batch: Any) -> list[bytes]:
-    return [_digest(tensor) for tensor in batch_tensors(batch).values()]
+    return [_digest(tensor) for tensor in batch_tensors(batch).values() if can_be_compared(tensor)]
 
 
 # In words ---------------------------------------------------------------------------------------------------------
@@ -277,9 +284,10 @@ def _advice(key: str) -> str:
 
 def _refusal(refused: Sequence[Checked], everybody: Sequence[Checked]) -> str:
     first = refused[0]
-    text = f"nothing can be compared: on {first.name}: {first.problem}"
+    where = f"on {first.name}: " if first.here else ""
+    text = f"nothing can be compared: {where}{first.problem}"
     others = [one.name for one in everybody if one.role in ("leader", "reference") and not one.problem and one.digests]
-    if first.role in ("leader", "reference") and len(others) >= 2 and len(refused) == 1:
+    if first.here and first.role != "suspect" and len(others) >= 2 and len(refused) == 1:
         text += f". It does repeat on {', '.join(others)}: then {first.name} itself is under suspicion; take another reference"
     return text
 
