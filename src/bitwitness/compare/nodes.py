@@ -51,12 +51,16 @@ class Part:
         time += f" from={self.start}" if self.start else ""
         return f"each {TARGETS[way]}:{GLOBS[part]} @ {time} : {self.select} -> {self.becomes} ; {self.persist}"
 
+    def strikes(self, steps: int) -> float:
+        """In how many of so many steps it is expected to strike, if something is in reach."""
+        return self.share * max(0, steps - self.start)
+
     def planted(self, elements: int, steps: int) -> float | None:
         """The share of elements that it makes wrong over so many steps of one tensor of so many elements; None: cannot be said."""
-        due = max(0, steps - self.start) / steps if steps else 0.0
+        due = self.strikes(steps) / steps if steps else 0.0
         if self.rate is not None:
-            return self.rate * self.share * due
-        return None if self.hit is None or not elements else min(1.0, self.hit / elements) * self.share * due
+            return self.rate * due
+        return None if self.hit is None or not elements else min(1.0, self.hit / elements) * due
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class Node:
         """The share of wrong elements in a cell, see `Part.planted`; 0.0 where nothing is planted."""
         rates = [part.planted(elements, steps) for part in self.parts if part.cell == cell]
         return math.fsum(rate for rate in rates if rate is not None) if None not in rates else None
+
+    def strikes(self, cell: Cell, steps: int) -> float:
+        """In how many steps a fault of a cell is expected to strike."""
+        return math.fsum(part.strikes(steps) for part in self.parts if part.cell == cell)
 
 
 def _scattered(cell: Cell, rate: float, becomes: str, share: float = 1.0, start: int = 0) -> Part:

@@ -7,7 +7,7 @@ statement is decided from the figures alone, says where ours differ in plain wor
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +52,7 @@ def shape(of: Figures) -> tuple[Statement, ...]:
         Statement(says, *decide(of), remark)
         for says, decide, remark in (
             (
-                "All references agree bit for bit, so that whatever differs is the suspect's.",
+                "The references agree bit for bit, so that whatever differs is the suspect's.",
                 _references_agree,
                 "",
             ),
@@ -122,9 +122,9 @@ def shape(of: Figures) -> tuple[Statement, ...]:
 
 
 def _references_agree(of: Figures) -> Decided:
-    if of.notes:
-        return "differs", "; ".join(of.notes)
-    return "holds", "no difference between them in any step of any part"
+    if of.void or of.short:
+        return "differs", "; ".join([*([f"{of.void} steps do not count"] if of.void else []), *of.short])
+    return "holds", "every step of every part counts"
 
 
 def _planted_found(of: Figures) -> Decided:
@@ -155,6 +155,8 @@ def _allowed(of: int) -> int:
 
 def _silent(of: Figures) -> Decided:
     silent = [one for one in of.nodes if one.published.silent]
+    if not silent:
+        return "not reached", "they were not played"
     seen = [one.node.number for one in silent if one.outcome != "nothing seen"]
     bounds = [cell.bound for one in silent for cell in one.frequencies if cell.bound is not None]
     if seen:
@@ -231,8 +233,8 @@ def _spikes(of: Figures) -> Decided:
 
 def _late(of: Figures) -> Decided:
     late = _number(of, LATE)
-    if of.steps <= ONSET:
-        return "not reached", f"{of.steps} steps were run"
+    if of.steps <= ONSET or late is None:
+        return "not reached", f"{of.steps} steps were run" if late is not None else "it was not played"
     if late.first is None:
         return "differs", "nothing seen at all"
     return ("holds" if ONSET <= late.first <= ONSET + 50 else "differs"), f"its first mismatch is at step {late.first}"
@@ -318,7 +320,10 @@ def _near(one: NodeFigures, healthy: float, near: float) -> bool:
 
 
 def _destroyed(of: Figures) -> Decided:
-    one = _number(of, DESTROYER).tuned
+    node = _number(of, DESTROYER)
+    if node is None:
+        return "not reached", "it was not played"
+    one = node.tuned
     if one.accuracy is None or one.divergence is None:
         return "differs", "it gave no answers at all"
     ours = f"accuracy {100 * one.accuracy:.1f} %, answers that differ {100 * one.divergence:.1f} %"
@@ -328,9 +333,8 @@ def _destroyed(of: Figures) -> Decided:
 # Words ---------------------------------------------------------------------------------------------------------------
 
 
-def _number(of: Figures, number: int) -> NodeFigures:
-    found: Callable[[NodeFigures], bool] = lambda one: one.node.number == number  # noqa: E731
-    return next(filter(found, of.nodes))
+def _number(of: Figures, number: int) -> NodeFigures | None:
+    return next((one for one in of.nodes if one.node.number == number), None)
 
 
 def _numbers(nodes: Sequence[NodeFigures]) -> str:

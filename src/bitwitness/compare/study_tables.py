@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from bitwitness.compare.nodes import GLOBS, TARGETS, Node
@@ -23,7 +23,8 @@ SPIKES = 0.1
 """Of all steps: those with the most mismatches."""
 
 Agreement = Literal["within", "outside", "none expected", "none planted", "not predicted"]
-"""Of a planted rate with the interval of the measured one. `none expected`: fewer than three in all that was compared, and none seen."""
+"""Of a planted rate with the interval of the measured one. `none expected`: none seen, and fewer than three wrong elements, or steps in
+which the fault strikes at all, were to be expected: then chance leaves out all of them one time in twenty and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Frequency:
         cell: direction and submodule.
         measured: of all elements compared, with its interval.
         planted: the share that was to be wrong; None: cannot be said beforehand. published: of the node of this number; None: not known.
+        strikes: in how many steps something was to strike.
         bound: the highest rate that nothing seen leaves possible; None where something was seen.
         severity, severity_largest: mean and largest of |ŷ - y| / |y|.
     """
@@ -42,6 +44,7 @@ class Frequency:
     measured: Share
     planted: float | None
     published: float | None
+    strikes: float = 0.0
     bound: float | None = None
     severity: float | None = None
     severity_largest: float | None = None
@@ -53,7 +56,7 @@ class Frequency:
             return "not predicted"
         if self.planted == 0.0:
             return "none planted" if not self.measured.count else "outside"
-        if not self.measured.count and self.planted * self.measured.of < 3:
+        if not self.measured.count and min(self.planted * self.measured.of, self.strikes) < 3:
             return "none expected"
         return "within" if self.measured.low <= self.planted <= self.measured.high else "outside"
 
@@ -66,7 +69,7 @@ class Pretraining:
         parted: the first step in which it was not the leader's any more; None: never.
         drift, weights: ‖ŵ - w‖ and ‖w‖ at the end; drifts: (step, drift) as measured.
         loss: mean over the last steps; gap: mean of |its loss - the leader's| over them; None where one was not finite.
-        first_wrong_tensors: tensors that differ in the first step that does, and most: in any step.
+        most: tensors that were wrong in one step, at most. lost: why it did not come to the end.
     """
 
     parted: int | None
@@ -95,8 +98,8 @@ class NodeFigures:
     Attributes:
         node: which. published: of the node of this number.
         outcome: of its lock-step run. first: the first step of it with a mismatch.
-        frequencies: by cell, as in `CELLS`. total: over all that was compared in lock-step.
-        tensors: tensors that were wrong at least once in lock-step, and outside of the submodules that were hit: `spread`.
+        frequencies: by cell, as in `CELLS`.
+        spread: tensors that were wrong in lock-step though nothing was planted there.
         spiky: share of all mismatches that fell into the tenth of steps with the most; None: there were none.
         noise: largest ‖ĝ - g‖ / ‖g‖ of a step, with parameters made equal after each; lost: steps with a gradient that is not finite.
         free, tuned: see there.
@@ -131,10 +134,9 @@ class Figures:
 
     Attributes:
         nodes: by number. steps: of lock-step and free run; noise_steps: of the one with parameters made equal; tuning_steps.
-        elements: of one tensor, by cell, that were compared over all steps.
         healthy, control, reference: of fine-tuning: the leader, the reseeded one, the other reference.
-        drift: of the reseeded one in pretraining.
-        untouched: notes of the judge on references that differ; () where they all agree.
+        reseeded: the reseeded one in pretraining. task: name of the answers of the fine-tuning.
+        void: steps of all nodes and modes that do not count, e.g. because references differ. short: who did not come to the end, and why.
     """
 
     nodes: tuple[NodeFigures, ...]
@@ -146,7 +148,8 @@ class Figures:
     reference: FineTuning
     reseeded: Pretraining
     task: str = ""
-    notes: tuple[str, ...] = field(default=())
+    void: int = 0
+    short: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +166,12 @@ def figures(nodes: Sequence[Node], results: Mapping[int, NodeResults], task: str
     """All figures of all nodes; `task`: name of the answers of the fine-tuning."""
     any_free = _only(results[nodes[0].number].free)
     any_tuned = _only(results[nodes[0].number].tuning)
-    of_task = {name: _tuned(any_tuned, name) for name in any_tuned.results}
+    of_task = {name: _tuned(any_tuned, name, task) for name in any_tuned.results}
     leader, *others = (one.name for one in results[nodes[0].number].tuning.references)
     control = results[nodes[0].number].tuning.control
     nothing = FineTuning(None, None)
     return Figures(
-        nodes=tuple(_node(node, results[node.number]) for node in nodes),
+        nodes=tuple(_node(node, results[node.number], task) for node in nodes),
         steps=_only(results[nodes[0].number].lock_step).asked,
         noise_steps=_only(results[nodes[0].number].parameters).asked,
         tuning_steps=any_tuned.asked,
@@ -177,12 +180,18 @@ def figures(nodes: Sequence[Node], results: Mapping[int, NodeResults], task: str
         reference=of_task.get(others[0], nothing) if others else nothing,
         reseeded=pretraining(any_free.control, None),
         task=task,
-        notes=tuple(sorted({note for one in results.values() for note in _notes(one)})),
+        void=sum(_only(result).void for one in results.values() for result in _all(one)),
+        short=tuple(
+            f"{result.suspect.name} ({_only(result).mode}): {_only(result).ended}"
+            for one in results.values()
+            for result in _all(one)
+            if _only(result).ended != "done"
+        ),
     )
 
 
-def _notes(one: NodeResults) -> tuple[str, ...]:
-    return (*one.lock_step.notes, *one.parameters.notes, *one.free.notes, *one.tuning.notes)
+def _all(one: NodeResults) -> tuple[Result, ...]:
+    return one.lock_step, one.parameters, one.free, one.tuning
 
 
 def _only(result: Result) -> ModeResult:
@@ -190,7 +199,7 @@ def _only(result: Result) -> ModeResult:
     return mode
 
 
-def _node(node: Node, results: NodeResults) -> NodeFigures:
+def _node(node: Node, results: NodeResults, task: str) -> NodeFigures:
     lock_step, noise = _only(results.lock_step), _only(results.parameters)
     free, tuning = _only(results.free), _only(results.tuning)
     name = results.tuning.suspect.name
@@ -205,7 +214,7 @@ def _node(node: Node, results: NodeResults) -> NodeFigures:
         noise=noise.noise,
         lost=noise.gradient_lost,
         free=pretraining(free.series, free.first, free.ended),
-        tuned=_tuned(tuning, name),
+        tuned=_tuned(tuning, name, task),
     )
 
 
@@ -223,6 +232,7 @@ def frequency(node: Node, cell: Cell, mode: ModeResult) -> Frequency:
         row.mismatches,
         node.planted(cell, elements, mode.steps),
         published,
+        node.strikes(cell, mode.steps),
         row.bound,
         row.severity,
         row.severity_largest,
@@ -269,8 +279,6 @@ def pretraining(series: Sequence[Point], first: int | None, ended: str = "done")
     )
 
 
-def _tuned(mode: ModeResult, name: str) -> FineTuning:
+def _tuned(mode: ModeResult, name: str, task: str) -> FineTuning:
     found = mode.results.get(name, {})
-    accuracy = next((value for key, value in found.items() if key.endswith("accuracy")), None)
-    divergence = next((value for key, value in found.items() if key.endswith("divergence")), None)
-    return FineTuning(accuracy, divergence, mode.first)
+    return FineTuning(found.get(task), found.get("divergence"), mode.first)
