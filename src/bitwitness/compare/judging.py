@@ -85,7 +85,10 @@ def judged(
         modes=made,
         asked=asked,
         confidence=confidence,
-        notes=tuple(note for one, result in zip(modes, made, strict=True) for note in _notes(one, result)),
+        notes=(
+            *(_once(modes) if outcome == "differs" else ()),
+            *(note for one, result in zip(modes, made, strict=True) for note in _notes(one, result)),
+        ),
     )
 
 
@@ -298,6 +301,16 @@ def _nothing(suspect: Participant, modes: Sequence[_Mode], made: Sequence[ModeRe
     return (
         f"{said}: the rate of wrong elements is below {total.bound:.2g} if they come singly, after {total.mismatches.of:,} ({result.mode}), and "
         f"that of steps with one below {total.step_bound:.2g} ({confidence:.0%})"
+    )
+
+
+def _once(modes: Sequence[_Mode]) -> list[str]:
+    """One event is no habit; in the free run all that follows it is the same event."""
+    events = sum(min(1, len(one.differing)) if one.mode == "free" else len(one.differing) for one in modes)
+    return (
+        ["it was seen once, which may happen to any device: compare longer before it is sent back"]
+        if events == 1
+        else []
     )
 
 

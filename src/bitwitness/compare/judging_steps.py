@@ -5,7 +5,7 @@ All are compared with the leader, so that a leader that is wrong makes everybody
 - that it differs from the leader in a step in which at least one other reference, on another device, computed everything as the leader
   did, and no reference computed anything otherwise. A step in which references differ is void as a whole, not only where they do: what
   two broken devices have in common later in it (both infinite, both 0) would pass for agreement;
-- in the free run, nothing after references have parted;
+- in the free run, nothing after references have parted, and by no reference of which a step is lost;
 - nothing that as many others compute as the suspect does, as there are references: then either may be right;
 - nothing after its batch was another one, for then it was given other work.
 
@@ -95,12 +95,17 @@ def read(mode: Mode, accounts: Sequence[Account], leader: Participant, suspect: 
     }
     mine = seen.get(suspect.participant.name, {})
     over, other_way = False, False  # of the free run: what follows says nothing
+    whole = {name: _until_gap(one.steps) for name, one in references.items()}
     for step in sorted(done):
         others = {name: seen[name][step] for name in references if step in seen[name]}
         odd = {name for name, one in others.items() if one.differs}
         for name in odd:
             result.parted[name] = result.parted.get(name, 0) + 1
-        independent = {name for name in others if place(references[name].who) != place(leader)}
+        independent = {
+            name
+            for name in others
+            if place(references[name].who) != place(leader) and (mode != "free" or step < whole[name])
+        }
         if independent:
             result.last_confirmed = step
         over = over or (mode == "free" and bool(odd))
@@ -161,6 +166,14 @@ def _all_sites(step: int, leader: _Reader | None, references: Mapping[str, _Read
 def place(who: Participant) -> tuple[str, str]:
     """A device, under whatever name it takes part: agreement with oneself is no evidence."""
     return who.device.node, who.device.device
+
+
+def _until_gap(steps: Mapping[int, Step]) -> int:
+    """The first step that is not recorded. In the free run, what was lost there may have been where it parted."""
+    step = 0
+    while step in steps:
+        step += 1
+    return step
 
 
 def _same_answer(mine: Seen, other: Seen) -> bool:

@@ -1,0 +1,328 @@
+"""Whom a comparison calls wrong, by journals that are made by hand; for any number of made-up worlds see `test_judging_worlds`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from bitwitness.compare.judging import judge, judged
+from bitwitness.compare.records import Account, CompareFiles, Difference, Mode, Participant, Role, Site, Step
+from bitwitness.compare.results import Result, Row
+from bitwitness.errors import RunFilesError
+from bitwitness.faults.statistics import highest_rate
+from bitwitness.runfiles.answers import Device
+from bitwitness.runfiles.files import write_json
+
+BATCH = Site("", "batch", "x", 0, "int64", (4,))
+IN = Site("ffn", "fwd_in", "0", 0, "float32", (10, 10))
+OUT = Site("ffn", "fwd_out", "0", 0, "float32", (10, 10))
+BACK = Site("ffn", "grad_in", "0", 0, "float32", (10, 10))
+GRAD = Site("ffn", "grad_w", "weight", 0, "bfloat16", (10, 20))
+UPDATE = Site("ffn", "update", "weight", 0, "float32", (10, 20))
+SITES = (BATCH, IN, OUT, BACK, GRAD, UPDATE)
+
+Wrong = Mapping[int, Mapping[Site, tuple[int, str]]]
+"""By step, by site: mismatches and the answer."""
+
+
+def participant(name: str, role: Role, rank: int, device: str = "") -> Participant:
+    return Participant(name, role, Device(rank, "node", device or f"GPU-{name}", {"model": "H100"}))
+
+
+LEADER, FIRST, SECOND, SUSPECT, OTHER = (
+    participant("leader", "leader", 0),
+    participant("reference-1", "reference", 1),
+    participant("reference-2", "reference", 2),
+    participant("suspect", "suspect", 3),
+    participant("suspect-2", "suspect", 4),
+)
+WHO = (LEADER, FIRST, SECOND, SUSPECT)
+
+
+def account(
+    who: Participant,
+    wrong: Wrong | None = None,
+    *,
+    mode: Mode = "lock-step",
+    steps: int = 20,
+    ended: str = "done",
+    left_out: Sequence[int] = (),
+    missing: Mapping[int, Site] | None = None,
+) -> Account:
+    made = Account(who, mode, list(SITES), [tuple(range(len(SITES)))], ended=ended)
+    for step in range(steps):
+        if step in left_out:
+            continue
+        layout = 0
+        if missing and step in missing:
+            layout = len(made.layouts)
+            made.layouts.append(tuple(n for n, site in enumerate(SITES) if site != missing[step]))
+        found = tuple(
+            Difference(
+                SITES.index(site),
+                count,
+                severity_sum=2.0 * count,
+                severity_of=count,
+                severity_largest=5.0,
+                noise=4.0,
+                signal=16.0,
+                answer=answer,
+            )
+            for site, (count, answer) in (wrong or {}).get(step, {}).items()
+        )
+        made.steps.append(Step(step, layout, loss=1.0 + step, gradient_noise=0.1 * len(found), differences=found))
+    return made
+
+
+def says(accounts: Sequence[Account], suspect: str = "suspect", who: Sequence[Participant] = WHO) -> Result:
+    by_mode: dict[Mode, list[Account]] = {}
+    for one in accounts:
+        by_mode.setdefault(one.mode, []).append(one)
+    return judged(by_mode, who, suspect, {"steps": 20})
+
+
+def row(rows: Sequence[Row], group: str, phase: str) -> Row:
+    (found,) = (one for one in rows if one.group == group and one.phase == phase)
+    return found
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_equal_in_all_has_nothing_seen_and_bounds() -> None:
+    result = says([account(who) for who in WHO])
+    assert result.outcome == "nothing seen"
+    (mode,) = result.modes
+    assert mode.total is not None
+    assert mode.steps == mode.asked == 20
+    assert mode.total.mismatches.of == 20 * (300 + 400), "a batch is not computed"
+    assert mode.total.bound == highest_rate(14_000)
+    assert mode.total.step_bound == highest_rate(20)
+    assert mode.total.mismatches.high == mode.total.bound
+    assert mode.first is None
+    assert mode.patterns == ()
+    assert f"{mode.total.bound:.2g}" in result.sentence
+    assert result.references == (LEADER, FIRST, SECOND)
+
+
+def test_who_differs_alone_is_wrong_with_figures() -> None:
+    wrong = {3: {OUT: (5, "a"), GRAD: (1, "b")}, 7: {OUT: (1, "c")}}
+    result = says([account(LEADER), account(FIRST), account(SECOND), account(SUSPECT, wrong)])
+    assert result.outcome == "differs"
+    assert "suspect differs from 3 references" in result.sentence
+    assert "7 of 14,000" in result.sentence
+    (mode,) = result.modes
+    assert mode.first == 3
+    assert mode.noise == pytest.approx(0.2)
+    assert mode.noise_step == 3
+    out = row(mode.rows, "ffn", "fwd_out")
+    assert (out.mismatches.count, out.mismatches.of, out.steps, out.steps_hit) == (6, 2000, 20, 2)
+    assert out.severity == pytest.approx(2.0)
+    assert out.severity_largest == 5.0
+    assert out.noise == pytest.approx(0.5)
+    assert out.bound is None
+    assert out.step_bound is None
+    assert out.mismatches.low < 6 / 2000 < out.mismatches.high
+    clean = row(mode.rows, "ffn", "grad_in")
+    assert clean.bound == highest_rate(2000)
+    assert clean.severity is None
+    backward = row(mode.groups, "ffn", "backward")
+    assert (backward.mismatches.count, backward.mismatches.of, backward.dtype) == (1, 6000, "bfloat16, float32")
+    assert row(mode.groups, "ffn", "forward").mismatches.count == 6
+    assert [one.mismatches for one in mode.series if one.mismatches] == [6, 1]
+    assert {one.dtype for one in mode.patterns} == {"float32", "bfloat16"}
+    assert not any("once" in note for note in result.notes)
+
+
+def test_what_was_seen_once_is_said_to_be_so() -> None:
+    result = says([account(LEADER), account(FIRST), account(SUSPECT, {3: {OUT: (5, "a")}})])
+    assert result.outcome == "differs"
+    assert "seen once" in result.notes[0]
+
+
+def test_what_code_between_the_modules_gets_wrong_is_noted() -> None:
+    result = says([account(LEADER), account(FIRST), account(SUSPECT, {3: {IN: (1, "a")}, 4: {IN: (1, "b")}})])
+    assert result.outcome == "differs"
+    assert any("between the chosen modules" in note for note in result.notes)
+    assert row(result.modes[0].groups, "ffn", "forward").mismatches.count == 0
+
+
+# Nobody is wrongly named ---------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_is_wrong_is_in_doubt_and_the_suspect_is_not() -> None:
+    wrong = {3: {OUT: (5, "right")}}
+    result = says([account(LEADER), account(FIRST, wrong), account(SECOND, wrong), account(SUSPECT, wrong)])
+    assert result.outcome == "not characterised"
+    assert "leader may be the wrong one" in result.sentence
+    assert "reference-1" in result.sentence
+    assert result.modes[0].total is not None
+    assert result.modes[0].total.mismatches.count == 0
+    assert result.modes[0].series[3].void
+
+
+def test_a_reference_that_is_wrong_takes_its_steps_with_it_and_no_more() -> None:
+    broken, wrong = {3: {OUT: (5, "x")}}, {3: {BACK: (1, "z")}, 9: {BACK: (1, "y")}, 10: {BACK: (1, "w")}}
+    result = says([account(LEADER), account(FIRST, broken), account(SECOND), account(SUSPECT, wrong)])
+    assert result.outcome == "differs"
+    assert (result.modes[0].void, result.modes[0].steps, result.modes[0].first) == (1, 19, 9)
+    assert any("reference-1 differs from the leader in 1 steps" in note for note in result.notes)
+    healthy = says([account(LEADER), account(FIRST, broken), account(SECOND), account(SUSPECT)])
+    assert healthy.outcome == "nothing seen"
+    assert healthy.modes[0].total is not None
+    assert healthy.modes[0].total.mismatches.of == 19 * 700
+
+
+def test_who_differs_only_where_references_differ_is_not_characterised() -> None:
+    result = says([account(LEADER), account(FIRST, {3: {OUT: (5, "x")}}), account(SUSPECT, {3: {OUT: (5, "y")}})])
+    assert result.outcome == "not characterised"
+    assert "references differ" in result.sentence
+
+
+def test_one_reference_against_the_suspect_is_one_word_against_another() -> None:
+    wrong = {15: {OUT: (5, "x")}}
+    result = says([account(LEADER), account(FIRST, steps=10, ended=""), account(SUSPECT, wrong)])
+    assert result.outcome == "not characterised"
+    assert "no reference besides the leader" in result.sentence
+    assert result.modes[0].steps == 10
+
+
+def test_a_second_seat_on_the_leaders_device_confirms_nothing() -> None:
+    same = participant("reference-1", "reference", 1, "GPU-leader")
+    result = says([account(LEADER), account(same), account(SUSPECT, {3: {OUT: (5, "x")}})], who=(LEADER, same, SUSPECT))
+    assert result.outcome == "not characterised"
+    assert "another device" in result.sentence
+
+
+def test_two_suspects_that_agree_outvote_two_references_that_may_both_be_wrong() -> None:
+    wrong = {3: {OUT: (5, "x")}, 4: {OUT: (5, "y")}}
+    two = [account(LEADER), account(FIRST), account(SUSPECT, wrong), account(OTHER, wrong)]
+    result = says(two, who=(LEADER, FIRST, SUSPECT, OTHER))
+    assert result.outcome == "not characterised"
+    assert "others that take part" in result.sentence
+    three = [account(LEADER), account(FIRST), account(SECOND), account(SUSPECT, wrong), account(OTHER, wrong)]
+    assert says(three, who=(LEADER, FIRST, SECOND, SUSPECT, OTHER)).outcome == "differs"
+
+
+def test_in_the_free_run_nothing_counts_after_references_parted() -> None:
+    parted = {step: {OUT: (50, f"r{step}")} for step in range(5, 20)}
+    mine = {step: {OUT: (60, f"s{step}")} for step in range(8, 20)}
+    free = [account(LEADER, mode="free"), account(FIRST, parted, mode="free"), account(SUSPECT, mine, mode="free")]
+    result = says(free)
+    assert result.outcome == "not characterised"
+    assert (result.modes[0].steps, result.modes[0].void) == (5, 15)
+    lost = [
+        account(LEADER, mode="free"),
+        account(FIRST, mode="free", left_out=[7]),
+        account(SUSPECT, mine, mode="free"),
+    ]
+    assert says(lost).outcome == "not characterised", "it may have parted in the step that is lost"
+
+
+def test_other_work_is_not_held_against_anybody() -> None:
+    wrong = {3: {BATCH: (4, "b"), OUT: (50, "x")}}
+    result = says([account(LEADER), account(FIRST), account(SUSPECT, wrong)])
+    assert result.outcome == "not characterised"
+    assert "batch" in result.sentence
+    assert any("batch" in note for note in result.notes)
+
+
+def test_who_stops_where_others_go_on_has_not_passed() -> None:
+    for ended in ("", "step 5: IndexError: out of range"):
+        result = says([account(LEADER), account(FIRST), account(SUSPECT, steps=5, ended=ended)])
+        assert result.outcome == "not characterised"
+        assert "did not come to its end" in result.sentence
+
+
+@pytest.mark.parametrize("ended", ["", "interrupted"])
+def test_a_comparison_that_was_ended_is_judged_by_what_is_there(ended: str) -> None:
+    result = says([account(who, steps=5, ended=ended) for who in WHO])
+    assert result.outcome == "nothing seen"
+    assert result.modes[0].ended in ("unfinished", "interrupted")
+    assert any("5 of 20 steps" in note for note in result.notes)
+
+
+def test_a_leader_that_failed_is_not_the_suspects_fault() -> None:
+    ended = "the leader takes no further part: step 5: it ran out of memory"
+    accounts = [account(LEADER, steps=5, ended="step 5: it ran out of memory")]
+    accounts += [account(who, steps=5, ended=ended) for who in (FIRST, SUSPECT)]
+    assert says(accounts).outcome == "nothing seen"
+
+
+def test_a_tensor_that_never_came_is_a_difference_whoever_lacks_it() -> None:
+    result = says([account(LEADER), account(FIRST), account(SUSPECT, missing={6: GRAD})])
+    assert result.outcome == "differs"
+    assert "did not compute all" in result.sentence
+    assert any("step 6" in note for note in result.notes)
+    result = says([account(LEADER), account(FIRST, missing={6: GRAD}), account(SUSPECT)])
+    assert result.outcome == "nothing seen"
+    assert result.modes[0].steps == 19
+
+
+def test_nothing_counts_without_a_leader_a_reference_or_a_step() -> None:
+    assert says([account(SUSPECT)], who=(SUSPECT,)).outcome == "not characterised"
+    assert says([account(LEADER), account(SUSPECT)], who=(LEADER, SUSPECT)).outcome == "not characterised"
+    assert says([account(LEADER), account(FIRST)]).outcome == "not characterised"
+    assert "not a suspect" in says([account(who) for who in WHO], "reference-1").sentence
+    with pytest.raises(RunFilesError, match="takes no part"):
+        says([account(who) for who in WHO], "nobody")
+
+
+def test_a_lost_journal_of_the_leader_leaves_what_followers_compared_with_its_tape() -> None:
+    wrong = {3: {OUT: (5, "x")}, 4: {OUT: (5, "y")}}
+    result = says([account(FIRST), account(SECOND), account(SUSPECT, wrong)])
+    assert result.outcome == "differs"
+    assert result.modes[0].series[0].reference_loss is None
+
+
+# Results of the task, control, files ---------------------------------------------------------------------------------
+
+
+def test_answers_become_accuracy_and_divergence() -> None:
+    control = participant("control", "control", 5)
+    accounts = [account(who, mode="free") for who in (*WHO, control)]
+    right = [1, 2, 3, 4]
+    for one, answers in zip(accounts, ([1, 2, 3, 0], right, right, [1, -1, 0, 0], [4, 3, 2, 1]), strict=True):
+        one.results = {"digits": answers, "digits.right": right, "perplexity": 3.5, "lost": math.inf, "word": "x"}
+    result = says(accounts, who=(*WHO, control))
+    (mode,) = result.modes
+    assert mode.results["leader"] == {"digits": 0.75, "perplexity": 3.5, "divergence": 0.0}
+    assert mode.results["suspect"] == {"digits": 0.25, "perplexity": 3.5, "divergence": 0.5}
+    assert mode.results["control"]["divergence"] == 1.0
+    assert [one.step for one in mode.control] == list(range(20))
+    assert mode.control[4].reference_loss == 5.0
+
+
+def test_it_is_read_from_files(tmp_path: Path) -> None:
+    files = CompareFiles(tmp_path / "out")
+    files.create()
+    write_json(files.asked, {"steps": 2})
+    for who in (LEADER, FIRST, SUSPECT):
+        files.introduce(who)
+        journal = files.journal(who, "lock-step")
+        journal.append(
+            "site",
+            {
+                "site": {
+                    "module": "ffn",
+                    "phase": "fwd_out",
+                    "tensor": "0",
+                    "call": 0,
+                    "dtype": "float32",
+                    "shape": [10],
+                }
+            },
+        )
+        journal.append("layout", {"sites": [0]})
+        for step in range(2):
+            wrong = (Difference(0, 1, answer=f"{step}"),) if who is SUSPECT else ()
+            journal.append("step", {"step": Step(step, 0, differences=wrong).to_json()})
+        journal.close()
+    result = judge(files, "suspect")
+    assert result.outcome == "differs"
+    assert result.modes[0].total is not None
+    assert (result.modes[0].total.mismatches.count, result.modes[0].total.mismatches.of) == (2, 20)
+    assert result.asked["steps"] == 2
