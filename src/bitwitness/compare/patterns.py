@@ -118,11 +118,12 @@ def _words(dtype: str, struck: Sequence[Struck]) -> tuple[Counter[int], tuple[tu
 
 
 def _about_masks(masks: Counter[int], records: int, bits: int) -> Iterator[str]:
-    """Those in more than 5 % of records; of a single bit, in twice as many as if each bit had its part."""
+    """Those in more than 5 % of records; one bit alone must have more than chance gives it, where all bits are flipped alike."""
     named = 0
     for mask, count in masks.most_common():
-        least = max(_REMARKABLE_MASK, 2 / bits) if mask.bit_count() == 1 else _REMARKABLE_MASK
-        if count < _LEAST or wilson(count, records).low <= least or named == _MASKS_NAMED:
+        if count < _LEAST or wilson(count, records).low <= _REMARKABLE_MASK or named == _MASKS_NAMED:
+            break
+        if mask.bit_count() == 1 and bits * tail(records, count, 1 / bits) > CHANCE:
             continue
         named += 1
         what = f"bit {mask.bit_length() - 1}" if mask.bit_count() == 1 else f"{mask.bit_count()} bits"
