@@ -213,9 +213,7 @@ def examined(culprit: Culprit, panel: Panel, effort: Effort, confidence: float =
         if right != culprit.right:
             return Found(None, found_as, share, share, why=f"{why}; the suspect does as well, {share.of} times")
         never = f"the suspect gave the wrong answer once, in the step, and not again in {share.of} repeats"
-        return Found(
-            replace(culprit.case, expected=expected, observed=observed), culprit.case, share, share, 1, why=never
-        )
+        return Found(replace(culprit.case, expected=expected, observed=observed), found_as, share, share, 1, why=never)
     often = trials(share.low, effort.trials)
     disagreed = 0
 
@@ -240,7 +238,7 @@ def examined(culprit: Culprit, panel: Panel, effort: Effort, confidence: float =
         return Found(None, found_as, share, share, 0, budget.asked, disagreed, _not_again(share))
     case, last, kinds = final
     return Found(
-        case, culprit.case, share, _share(last, digest(case.expected), confidence), kinds, budget.asked, disagreed, why
+        case, found_as, share, _share(last, digest(case.expected), confidence), kinds, budget.asked, disagreed, why
     )
 
 

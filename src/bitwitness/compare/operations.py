@@ -33,6 +33,8 @@ LARGEST = 256 << 20
 
 _UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """They give out memory as it is found: its bits are nobody's."""
+_OF_TORCH = ("aten", "prims", "mkldnn")
+"""What whoever has torch, and nothing else, can compute."""
 _WRITE_ONLY = ("copy_", "fill_", "zero_")
 """What they write over they do not read."""
 
@@ -138,6 +140,8 @@ class Recording(TorchDispatchMode):
         tags = {str(tag) for tag in func.tags}
         if "Tag.nondeterministic_seeded" in tags or "nondeterministic_seeded" in tags:
             return f"{func} draws random numbers"
+        if func.namespace not in _OF_TORCH:
+            return f"{func} is no operation of torch itself"
         try:
             self._check_size((args, kwargs))
             return Case(

@@ -100,7 +100,7 @@ def settings() -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": torch.get_deterministic_debug_mode(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
@@ -123,8 +123,8 @@ def _set(wanted: Mapping[str, Any]) -> None:
     if torch.get_num_threads() != wanted["threads"]:
         torch.set_num_threads(int(wanted["threads"]))
     torch.set_float32_matmul_precision(str(wanted["float32_matmul_precision"]))
-    if torch.are_deterministic_algorithms_enabled() != wanted["deterministic"]:
-        torch.use_deterministic_algorithms(bool(wanted["deterministic"]))
+    if torch.get_deterministic_debug_mode() != wanted["deterministic"]:
+        torch.set_deterministic_debug_mode(int(wanted["deterministic"]))  # 2: an error where there is no such algorithm
     torch.backends.cudnn.benchmark = bool(wanted["cudnn_benchmark"])
 
 
