@@ -21,8 +21,10 @@ def participant(name: str, role: Any, rank: int, simulated: str = "", device: st
 def row(group: str, phase: Any, wrong: int, of: int, steps: int = 200, hit: int | None = None, **more: Any) -> Row:
     share = wilson(wrong, of) if of else Share(0, 0, 0.0, 1.0)
     hit = min(wrong, steps) if hit is None else hit
-    bounds = {} if wrong else {"bound": highest_rate(of), "step_bound": highest_rate(steps)}
-    severity = {"severity": 0.31, "severity_largest": 1.2e12, "noise": 0.02, "ulp_largest": 31_000} if wrong else {}
+    bounds: dict[str, Any] = {} if wrong else {"bound": highest_rate(of), "step_bound": highest_rate(steps)}
+    severity: dict[str, Any] = (
+        {"severity": 0.31, "severity_largest": 1.2e12, "noise": 0.02, "ulp_largest": 31_000} if wrong else {}
+    )
     return Row(group, phase, more.pop("dtype", "bfloat16"), "4x32x32", steps, hit, share, **bounds, **severity, **more)
 
 
@@ -136,13 +138,9 @@ def result(
         "notes": ("reference-1 differed in 3 steps, which are left out",) if outcome != "nothing seen" else (),
         "asked": asked,
     }
+    given |= {
+        "references": (participant("reference-0", "leader", 0), participant("reference-1", "reference", 1)),
+        "control": participant("control", "control", 3),
+    }
     suspect = participant("suspect", "suspect", 2, simulated)
-    references = (participant("reference-0", "leader", 0), participant("reference-1", "reference", 1))
-    return Result(
-        suspect,
-        references,
-        participant("control", "control", 3),
-        outcome,
-        modes=modes,
-        **(given | more),
-    )
+    return Result(suspect=suspect, outcome=outcome, modes=modes, **(given | more))

@@ -226,8 +226,8 @@ def losses(mode: Record) -> Chart | None:
     if not own and not leaders:
         return None
     lost = [point["step"] for point in points if point["loss"] is None]
-    lines = [Series("leader", "leader (healthy)", leaders)]
-    lines += [Series("control", "control: healthy, another seed", control)] if control else []
+    lines = [Series("leader", "leader", leaders)]
+    lines += [Series("control", "control (another seed)", control)] if control else []
     lines += [Series("suspect", "suspect", own, lost)]
     usual = [loss for _, loss in leaders or own]
     told = [
@@ -250,7 +250,7 @@ def drifts(mode: Record) -> Chart | None:
     own, control = values(mode["series"], "drift"), values(mode["control"], "drift")
     if not any(drift for _, drift in own + control):
         return None
-    lines = [Series("control", "control: healthy, another seed", control)] if control else []
+    lines = [Series("control", "control (another seed)", control)] if control else []
     lines.append(Series("suspect", "suspect", own))
     told = [f"{line.name}: {words.figure(line.points[-1][1])} in the end" for line in lines if line.points]
     return _chart("Drift of the parameters ‖ŵ - w‖", "drift", "; ".join(told) + ".", lines, mode["series"])
@@ -498,5 +498,9 @@ def range_name(lower: float) -> str:
         return "exactly 0"
     above = next((end for end in DECADES if end > lower), None)
     if above is None:
-        return f"{words.rate(lower)} and more, or not finite"
-    return f"below {words.rate(above)}, not 0" if lower <= DECADES[1] else f"{words.rate(lower)} to {words.rate(above)}"
+        return f"{words.figure(lower)} and more, or not finite"
+    return (
+        f"below {words.rate(above)}, not 0"
+        if lower <= DECADES[1]
+        else f"{words.figure(lower)} to {words.figure(above)}"
+    )

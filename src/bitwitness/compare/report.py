@@ -7,6 +7,7 @@ Read without jinja2, which only the page needs: a box that shows what others hav
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ RATES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """Shares of steps for which the report says how many steps it takes to see one."""
 
 _MOST_TRIALS = 10**15
-_LARGEST = 10**309
+_LARGEST = 10**300
 """Beyond what a double holds: no participant has counted so far."""
 
 
@@ -92,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     if found.get("what") != "comparison":
         raise RunFilesError(f"{file} is no report of a comparison")
     try:
-        whole = found | _checked(Result, found, "report")
+        whole: dict[str, Any] = found | _checked(Result, found, "report")
         for mode in whole["modes"]:
             mode["trials"] = _checked_trials(mode.get("trials"))
         whole["finished"] = found.get("finished") is True
@@ -100,7 +101,10 @@ def read(path: Path) -> dict[str, Any]:
         whole["drill"] = found.get("drill") is not False or bool(
             whole["drills"]
         )  # in doubt it is none that anybody acts on
-        whole["reach"] = [{"rate": float(one["rate"]), "steps": one["steps"]} for one in found.get("reach", ())]
+        whole["reach"] = [
+            {"rate": float(one["rate"]), "steps": _checked(int | None, one["steps"], "reach")}
+            for one in found.get("reach", ())
+        ]
         whole["version"], whole["made"] = str(found.get("version", "")), str(found.get("made", ""))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunFilesError(f"{file} is damaged, or was not written by bitwitness: {error}") from error
@@ -175,14 +179,12 @@ def _checked(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple and isinstance(value, list):
         return list(_checked_items(inner, value, where))
-    if origin is not None and origin is not Literal and isinstance(value, dict):
+    if origin is Mapping and isinstance(value, dict):
         return {key: _checked(inner[1], one, f"{where}.{key}") for key, one in value.items()}
-    if kind is float and value is None:
-        return None
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST:
-        return _plain(float(value))
+    if kind is float and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+        return None if value is None or abs(value) > sys.float_info.max else float(value)
     fits = isinstance(kind, type) and isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-    if fits and (kind is not int or abs(value) < _LARGEST):
+    if fits and kind is not float and (kind is not int or abs(value) < _LARGEST):
         return value
     raise TypeError(f"{where} is {str(value)[:60]!r}")
 

@@ -7,10 +7,11 @@ whatever comes from a run. Tables show the worst and count the rest, which `repo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from bitwitness.compare import figures
 from bitwitness.compare import report_words as words
@@ -30,6 +31,11 @@ _PATTERN_SHARE = 0.05
 
 def render(record: Record) -> str:
     """The page as text."""
+    return _template().render(**context(record))
+
+
+@cache
+def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "rate": words.rate,
@@ -41,7 +47,7 @@ def render(record: Record) -> str:
         "range_name": figures.range_name,
     }
     source = resources.files("bitwitness.compare").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    return environment.from_string(source).render(**context(record))
+    return environment.from_string(source)
 
 
 def context(record: Record) -> dict[str, Any]:
@@ -127,14 +133,14 @@ def _grid(rows: Sequence[Record]) -> dict[str, Any]:
     for row in words.worst_first(rows):  # the worst comes first, so others of its cell are left
         cells.setdefault(row["group"], {}).setdefault(row["phase"], row)
     shares = [row["mismatches"]["share"] for row in rows if row["mismatches"]["share"]]
-    scale = figures.Decades.over(shares, 0.15, 0.85)
+    scale = figures.Decades.over(shares, 0.08, 0.5)  # opacity: text must stay readable
     lines = []
     for group, found in list(cells.items())[:_MODULES]:
         line = []
         for phase in phases:
-            row = found.get(phase)
-            share = row["mismatches"]["share"] if row is not None else None
-            line.append({"row": row, "share": share, "shade": f"{scale(share):.2f}" if share else "0"})
+            one = found.get(phase)
+            share = one["mismatches"]["share"] if one is not None else None
+            line.append({"row": one, "share": share, "shade": f"{scale(share):.2f}" if share else "0"})
         lines.append({"name": words.module({"group": group}), "cells": line})
     return {"phases": [words.PHASES[phase] for phase in phases], "lines": lines, "hidden": len(cells) - len(lines)}
 

@@ -78,7 +78,7 @@ def figure(value: float | None) -> str:
     """A number near 1 as it is written by hand, else as a rate."""
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else rate(value)
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e4 else rate(value)
 
 
 def count(value: int | None) -> str:
@@ -122,9 +122,9 @@ def who(one: Record) -> str:
 
 
 def references(record: Record) -> str:
-    """How many healthy ones there were."""
+    """How many there were; that they are healthy is what their agreement has to show."""
     number = len(record["references"])
-    return f"{number} healthy reference{'' if number == 1 else 's'}"
+    return f"{number} reference{'' if number == 1 else 's'}"
 
 
 def is_processor(record: Record) -> bool:
@@ -249,12 +249,19 @@ def does_not_show(record: Record) -> list[str]:
     said.append(
         "Faults that suspect and references share: they would give the same wrong bits, and nothing here would see it."
     )
-    missing = [mode for mode in record["asked"].get("modes") or MODES if mode not in run]
+    missing = [mode for mode in _asked_modes(record) if mode not in run]
     if missing:
-        said.append(f"Anything of the mode{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}: not run.")
+        said.append(
+            f"Anything in the mode{'s' if len(missing) > 1 else ''} {', '.join(missing)}: not run, or not judged."
+        )
     if not record["finished"]:
         said.append("The rest of what was asked for: the comparison is not finished.")
     return said
+
+
+def _asked_modes(record: Record) -> list[str]:
+    asked = record["asked"].get("modes")
+    return [str(mode) for mode in asked] if isinstance(asked, list) and asked else list(MODES)
 
 
 def unseen(record: Record) -> list[dict[str, Any]]:
