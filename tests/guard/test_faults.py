@@ -1,14 +1,17 @@
-"""Each class of fault on a rank of three nodes × two: stopped in time, on every rank, and rightly named.
+"""Each class of fault on a rank of three nodes, of one rank or two: stopped in time, on every rank, and rightly named.
 
-By default each is tried on one rank, on the first, a middle and the last in turn; `BITWITNESS_EXHAUSTIVE=1` tries it on all three.
+By default each is tried on one rank, on the first, a middle and the last in turn, and on nodes of one rank and of two in turn;
+`BITWITNESS_EXHAUSTIVE=1` tries it on all three ranks, on nodes of two.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import bitwitness
 from tests.guard.faults import Fault
@@ -18,7 +21,8 @@ from tests.guard.training import Plan, run
 pytestmark = pytest.mark.timeout(400)
 
 EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
-RANKS = (0, 2, 5)
+RANKS = {1: (0, 1, 2), 2: (0, 2, 5)}
+"""On nodes of one rank and of two: where faults are put."""
 STEP = 2
 PLAN = Plan(steps=4, policy={"audit": "gradients"})
 HOOKED = replace(PLAN, faulty_hook=True)
@@ -49,16 +53,30 @@ AFTER_UPDATE = [
     ("weight last bit", False, PLAN, "memory"),
     ("moment x 16", False, PLAN, "memory"),
 ]
+
+
+def _param(fault: Fault, per_node: int, *rest: object) -> ParameterSet:
+    return pytest.param(fault, per_node, *rest, id=fault.name + ("" if per_node == 2 else " of one a node"))
+
+
+def _turn(number: int) -> tuple[int, tuple[int, ...]]:
+    """How many ranks a node has for this case, and which of them are hit."""
+    per_node = 2 if EXHAUSTIVE or number % 2 == 0 else 1
+    return per_node, RANKS[per_node] if EXHAUSTIVE else (RANKS[per_node][number % 3],)
+
+
 CASES = [
-    pytest.param(Fault(what, rank, STEP, persistent), plan, kind, id=Fault(what, rank, STEP, persistent).name)
+    _param(Fault(what, rank, STEP, persistent), per_node, plan, kind)
     for number, (what, persistent, plan, kind) in enumerate(BEFORE_UPDATE + AFTER_UPDATE)
-    for rank in (RANKS if EXHAUSTIVE else (RANKS[number % 3],))
+    for per_node, ranks in [_turn(number)]
+    for rank in ranks
 ]
 IN_REPLAYS = [
-    Fault(what, rank, STEP, persistent, "replays")
+    _param(Fault(what, rank, STEP, persistent, "replays"), per_node)
     for what in ("matmul", "gradient x 4", "nan gradient")
-    for persistent, ranks in ((False, (2, 5)), (True, (5, 2)))
-    for rank in (ranks if EXHAUSTIVE else ranks[:1])
+    for persistent, number in ((False, 4), (True, 5))
+    for per_node, ranks in [_turn(number)]
+    for rank in (ranks[1:] if EXHAUSTIVE else ranks)
 ]
 SEVERAL = {
     "a witness that fails in repeats": (Fault("matmul", 2, STEP), Fault("gradient sign", 4, STEP, True, "repeats")),
@@ -69,20 +87,34 @@ SEVERAL = {
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """One launch of six ranks for everything here."""
-    scenarios = [Scenario(name, run, plan, 2) for name, plan in (("clean", PLAN), ("clean hooked", HOOKED))]
+def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
+    """One launch of three nodes for each number of ranks that they have."""
+    scenarios: dict[int, list[Scenario]] = {}
+    for per_node in RANKS:
+        clean = (("clean", PLAN), ("clean hooked", HOOKED)) if per_node == 2 or not EXHAUSTIVE else ()
+        scenarios[per_node] = [Scenario(name, run, plan, per_node) for name, plan in clean]
     for case in CASES:
-        fault, plan, _ = case.values
-        assert isinstance(fault, Fault)
-        assert isinstance(plan, Plan)
-        scenarios.append(Scenario(fault.name, run, plan.with_faults(fault), 2))
-        scenarios.append(
-            Scenario(f"plain {fault.name}", run, plan.with_faults(fault, guarded=False, steps=STEP + 1), 2)
-        )
-    scenarios += [Scenario(fault.name, run, PLAN.with_faults(fault), 2) for fault in IN_REPLAYS]
-    scenarios += [Scenario(name, run, PLAN.with_faults(*faults), 2) for name, faults in SEVERAL.items()]
-    return launch(scenarios, 6, tmp_path_factory.mktemp("faults"), deadline=300)
+        given: Any = case.values
+        fault, per_node, plan, _ = given
+        plain = plan.with_faults(fault, guarded=False, steps=STEP + 1)
+        scenarios[per_node].append(Scenario(fault.name, run, plan.with_faults(fault), per_node))
+        scenarios[per_node].append(Scenario(f"plain {fault.name}", run, plain, per_node))
+    for case in IN_REPLAYS:
+        given = case.values
+        fault, per_node = given
+        scenarios[per_node].append(Scenario(fault.name, run, PLAN.with_faults(fault), per_node))
+    scenarios[2] += [Scenario(name, run, PLAN.with_faults(*faults), 2) for name, faults in SEVERAL.items()]
+    return {
+        per_node: launch(some, 3 * per_node, tmp_path_factory.mktemp(f"faults-{per_node}"), deadline=300)
+        for per_node, some in scenarios.items()
+        if some
+    }
+
+
+@pytest.fixture
+def done(launches: dict[int, Launch]) -> Launch:
+    """The one of nodes with two ranks."""
+    return launches[2]
 
 
 def detections(seen: list[Seen]) -> list[Seen]:
@@ -95,31 +127,34 @@ def detections(seen: list[Seen]) -> list[Seen]:
     return errors
 
 
-@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
-def test_caught_and_named(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
-    seen = done.seen(fault.name)
+@pytest.mark.parametrize(("fault", "per_node", "plan", "kind"), CASES)
+def test_caught_and_named(launches: dict[int, Launch], fault: Fault, per_node: int, plan: Plan, kind: str) -> None:
+    seen = launches[per_node].seen(fault.name)
     (first, *_) = detections(seen)
     verdict = first["verdict"]
     assert (verdict["status"], verdict["ranks"], verdict["nodes"]) == (
         "attributed",
         [fault.rank],
-        [f"n{fault.rank // 2}"],
+        [f"n{fault.rank // per_node}"],
     )
     expected = "persistent" if fault.persistent else "transient"
     assert verdict["persistence"] == (expected if kind not in ("collective", "memory") else "unknown")
     assert verdict["kind"] == kind
     assert verdict["step"] == STEP
     assert verdict["window"] == [STEP - 1, STEP]
-    assert f"rank {fault.rank} on node n{fault.rank // 2}" in verdict["reason"]
+    assert f"rank {fault.rank} on node n{fault.rank // per_node}" in verdict["reason"]
     if kind == "memory":
         assert "memory or update" in verdict["reason"]
     if kind == "collective":
         assert "or the link into it" in verdict["reason"]
 
 
-@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
-def test_stopped_before_the_next_update(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
+@pytest.mark.parametrize(("fault", "per_node", "plan", "kind"), CASES)
+def test_stopped_before_the_next_update(
+    launches: dict[int, Launch], fault: Fault, per_node: int, plan: Plan, kind: str
+) -> None:
     """Every rank ends with the weights of the clean run; after the update, all but the one that was hit."""
+    done = launches[per_node]
     clean = done.seen("clean hooked" if plan.faulty_hook else "clean")
     seen = done.seen(fault.name)
     good = STEP + 1 if kind == "memory" else STEP
@@ -131,21 +166,23 @@ def test_stopped_before_the_next_update(done: Launch, fault: Fault, plan: Plan, 
     assert seen[fault.rank]["struck"]
 
 
-@pytest.mark.parametrize(("fault", "plan", "kind"), CASES)
-def test_the_fault_lands(done: Launch, fault: Fault, plan: Plan, kind: str) -> None:
+@pytest.mark.parametrize(("fault", "per_node", "plan", "kind"), CASES)
+def test_the_fault_lands(launches: dict[int, Launch], fault: Fault, per_node: int, plan: Plan, kind: str) -> None:
     """Without a guard nothing stops it: the step ends in other bits, everywhere or on the rank that was hit."""
+    done = launches[per_node]
     clean = done.seen("clean hooked" if plan.faulty_hook else "clean")
     seen = done.seen(f"plain {fault.name}")
-    changed = [rank for rank in range(6) if seen[rank]["states"][STEP + 1] != clean[rank]["states"][STEP + 1]]
-    assert changed == ([fault.rank] if kind in ("memory", "collective") else list(range(6)))
+    everyone = list(range(3 * per_node))
+    changed = [rank for rank in everyone if seen[rank]["states"][STEP + 1] != clean[rank]["states"][STEP + 1]]
+    assert changed == ([fault.rank] if kind in ("memory", "collective") else everyone)
     assert [of_rank["states"][: STEP + 1] for of_rank in seen] == [of_rank["states"][: STEP + 1] for of_rank in clean]
-    assert [of_rank["struck"] > 0 for of_rank in seen] == [rank == fault.rank for rank in range(6)]
+    assert [of_rank["struck"] > 0 for of_rank in seen] == [rank == fault.rank for rank in everyone]
 
 
-@pytest.mark.parametrize("fault", IN_REPLAYS, ids=lambda fault: fault.name)
-def test_a_fault_in_a_witness_names_the_witness(done: Launch, fault: Fault) -> None:
-    verdict = detections(done.seen(fault.name))[0]["verdict"]
-    assert (verdict["ranks"], verdict["nodes"]) == ([fault.rank], [f"n{fault.rank // 2}"])
+@pytest.mark.parametrize(("fault", "per_node"), IN_REPLAYS)
+def test_a_fault_in_a_witness_names_the_witness(launches: dict[int, Launch], fault: Fault, per_node: int) -> None:
+    verdict = detections(launches[per_node].seen(fault.name))[0]["verdict"]
+    assert (verdict["ranks"], verdict["nodes"]) == ([fault.rank], [f"n{fault.rank // per_node}"])
     assert verdict["kind"] == ("numeric" if fault.what == "nan gradient" else "compute")
     assert verdict["persistence"] == ("persistent" if fault.persistent else "transient")
 
@@ -173,7 +210,7 @@ def test_two_owners_are_both_named(done: Launch) -> None:
 
 def test_incidents_are_readable(done: Launch) -> None:
     """With the whole evidence: original and witnesses, and who stood where."""
-    found = detections(done.seen(Fault("matmul", 2, STEP, True).name))[0]
+    found = detections(done.seen(Fault("backward matmul", 2, STEP, True).name))[0]
     incident = bitwitness.read_incident(found["incident"])
     assert incident.verdict.to_json() | {} == bitwitness.Verdict.from_json(found["verdict"]).to_json()
     assert incident.topology.node_of(5) == "n2"
@@ -185,7 +222,7 @@ def test_incidents_are_readable(done: Launch) -> None:
     assert len(set(healthy.runs)) == 1 != len({*blamed.runs, *healthy.runs})
 
 
-def test_clean_runs_are_clean(done: Launch) -> None:
-    assert not [
-        of_rank["error"] for name in ("clean", "clean hooked") for of_rank in done.seen(name) if of_rank["error"]
-    ]
+def test_clean_runs_are_clean(launches: dict[int, Launch]) -> None:
+    for done in launches.values():
+        for name in ("clean", "clean hooked"):
+            assert [of_rank["error"] for of_rank in done.seen(name)] == [None] * done.spec.world_size
