@@ -93,7 +93,7 @@ def compare(ctx: click.Context, /, **options: Any) -> None:
     if options["study"]:
         from bitwitness.cli.compare_study import study
 
-        ctx.exit(study(options))
+        ctx.exit(study(ctx, options))
     from bitwitness.cli.compare_start import start
 
     ctx.exit(start(options, os.environ))
@@ -101,13 +101,20 @@ def compare(ctx: click.Context, /, **options: Any) -> None:
 
 @compare.command()
 @click.argument("directory", type=NAMED_PATH, metavar="DIR")
+@click.option("--suspect", metavar="NAME", help="Of several, as in the comparisons of a study.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(directory: Path, as_json: bool) -> None:
-    """Show the report of the comparison in DIR, or what its files say so far. Needs no torch."""
-    from bitwitness.cli.compare_show import record_of
+def show(directory: Path, suspect: str | None, as_json: bool) -> None:
+    """Show the report of the comparison in DIR, or what its files say so far. Needs no torch.
+
+    Of a study (--study) it shows the tables; each of its comparisons has a directory in it.
+    """
+    from bitwitness.cli.compare_show import echo_study, is_study, record_of
     from bitwitness.cli.compare_view import show as show_record
 
-    record = record_of(directory)
+    if is_study(directory):
+        echo_study(directory, as_json=as_json)
+        return
+    record = record_of(directory, suspect)
     if as_json:
         print_json(record)
         return

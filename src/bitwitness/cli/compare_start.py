@@ -29,7 +29,7 @@ from bitwitness.cli.compare_progress import Progress
 from bitwitness.cli.compare_seats import Assembly
 from bitwitness.cli.compare_view import show
 from bitwitness.cli.output import console, plain, print_json, styled
-from bitwitness.compare import report
+from bitwitness.compare import judging, report
 from bitwitness.compare.checking import check_participants, check_work
 from bitwitness.compare.exchange import Alone, Exchange, Ranks
 from bitwitness.compare.lineup import Lineup
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 CODES = {"nothing seen": 0, "differs": 1, "not characterised": 3}
 STEPS = 200
+_INTERRUPTED = "it was interrupted"
 _SHARED = 60.0
 """Seconds within which what one node has written must be seen on another."""
 
@@ -392,7 +393,7 @@ class _Comparison:
             self.exchange.barrier()  # all journals are whole
             return ""
         except (Interrupted, KeyboardInterrupt):
-            why = "it was interrupted"
+            why = _INTERRUPTED
         except Exception as error:
             known = isinstance(error, BitwitnessError | OSError)
             why = plain(error) if known else plain(f"{type(error).__name__}: {error}")
@@ -405,10 +406,8 @@ class _Comparison:
     def _conclude(self, why: str, asked: Asked) -> int:
         """The report of what was seen; the exit code."""
         refresh_folder(self.files.journals)
-        from bitwitness.compare import judging
-
         result = judging.judge(self.files, self.assembly.suspect, self.settings.confidence)
-        if why:
+        if why not in ("", _INTERRUPTED):
             result = replace(result, notes=(*result.notes, f"it was not brought to its end: {why}"))
         result = replace(result, notes=(*result.notes, *self._not_struck()))
         self.result = result

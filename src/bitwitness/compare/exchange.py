@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _SLICE = 0.5
 """Seconds between looks whether somebody has left."""
+_CATCH_UP = 2.0
+"""Seconds after which a rank that has not come to where another one's wait has failed is named as missing."""
 _TOGETHER = 16 << 20
 """Bytes: smaller tensors travel together, up to so many."""
 _FAREWELL = 20.0
@@ -292,7 +294,10 @@ class Ranks:
         try:
             if self._store.check(["left"]):
                 return RankLost(self._store.get("left").decode(errors="replace"))
-            missing = [self._place(one) for one in range(self.world) if self._at(one)[0] < self._count]
+            until = time.monotonic() + _CATCH_UP  # who was only a little later is not missing
+            while (behind := self._behind()) and time.monotonic() < until:
+                time.sleep(0.05)
+            missing = [self._place(one) for one in behind]
         except RuntimeError as gone:
             host = os.environ.get("MASTER_ADDR", "that of rank 0")
             return RankLost(
@@ -302,6 +307,9 @@ class Ranks:
             f"not there: {', '.join(missing[:8])}" if missing else "all ranks had come: one has died while it took part"
         )
         return RankLost(f"{what} was not completed on rank {self.rank} ({_first(error)}); {who}")
+
+    def _behind(self) -> list[int]:
+        return [one for one in range(self.world) if self._at(one)[0] < self._count]
 
     def _at(self, rank: int) -> tuple[int, str, float]:
         """How many waits a rank has begun, the last one, and when."""
