@@ -174,6 +174,8 @@ def test_a_bundle_of_a_real_device_says_nothing_of_drills(stuck: tuple[dict[str,
     letter = bundling.letter({**stuck[0], "drill": ""})
     assert "DRILL" not in letter
     assert "aten.addmm.default" in letter
+    assert "the same each time.\nWith the operands as training had them: in 100 of 100" in letter
+    assert "reproduce.py --device cpu\n" in letter
     assert not bundling.program("").startswith("#")
 
 

@@ -161,14 +161,19 @@ def bundle(
         traced = trace(seats, settings, exchange, suspect, min(one.step for one in seen), effort.steps)
         panel = Panel(seats, suspect, exchange, step=settings.steps)
         found = None if traced.culprit is None else examined(traced.culprit, panel, effort, settings.confidence)
-        here = exchange.gather(None if mine is None else (reproduce.kind(mine.device), reproduce.settings()))
-    kind, process = next(one for one in here if one is not None)
+        here = exchange.gather(None if mine is None else _facts(mine.device))
     record = _record(settings, suspect, who, seen, traced, found)
-    record["reproduce"] = {"times": _times(found), "kind": kind, "settings": process}
+    record["reproduce"] = {"times": _times(found)} | next(one for one in here if one is not None)
     if exchange.rank == exchange.leader:
         _write(folder, record, found)
     exchange.barrier()
     return record
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    """What the program of a bundle must know of the device that it was made on."""
+    named = "cuda:0" if device.type == "cuda" else device.type
+    return {"device": named, "kind": reproduce.kind(device), "settings": reproduce.settings()}
 
 
 def _check(exchange: Exchange, folder: Path, suspect: str, seen: Sequence[Seen], who: Sequence[Participant]) -> None:

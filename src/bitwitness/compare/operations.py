@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bitwitness.compare import cases, hooks, reproduce
+from bitwitness.compare import cases, reproduce
 from bitwitness.compare.cases import CannotBeRepeated, Case
 from bitwitness.compare.exchange import Exchange
 from bitwitness.compare.participant import Fault, Runner, Seat
-from bitwitness.compare.records import Site, Step
+from bitwitness.compare.records import Step
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.simulated import is_untouched, name_of, untouched
 from bitwitness.compare.tape import Tape
@@ -196,22 +196,13 @@ class Watched:
 
 
 class Traced(Runner):
-    """A runner in lock-step whose steps can be recorded. What it shows to the tape is no operation of the step."""
+    """A runner in lock-step, without a journal, whose steps can be recorded."""
 
     def __init__(self, seat: Seat, settings: Settings) -> None:
         self._watched = Watched(seat.fault)
         self.mismatches = 0
         """Tensors that differed at the borders of modules in the step before."""
         super().__init__(replace(seat, fault=self._watched), "lock-step", settings, None)
-
-    def compute(self, step: int, show: hooks.Show) -> float:
-        """See `Runner.compute`."""
-
-        def shown(site: Site, tensor: Tensor) -> Tensor | None:
-            with untouched():
-                return show(site, tensor)
-
-        return super().compute(step, shown)
 
     def _write(self, step: Step) -> None:
         self.mismatches = len(step.differences)
