@@ -23,7 +23,7 @@ from bitwitness.compare import report, report_page, report_words
 from bitwitness.compare.records import CompareFiles
 from bitwitness.compare.results import ModeResult, Patterns, Point, Result, Row
 from bitwitness.errors import RunFilesError
-from bitwitness.faults.statistics import Share
+from bitwitness.faults.statistics import Share, wilson
 from tests.compare.results_made import mode, participant, patterns, points, result, row
 
 FAULT = "fwd_out:* @ every=1 -> rate=1e-4 -> bit=13 ; intermittent(0.2)"
@@ -141,6 +141,7 @@ def test_where_nothing_was_seen_stands_a_bound_and_no_all_clear() -> None:
         assert report_words.rate(total.bound) in text
         assert report_words.rate(total.step_bound) in text
         assert "not seen is not healthy" in text
+        assert "That the device is healthy: other operations" in text
         assert "scontrol" not in text
     assert "2,995" in Elements(page(made)).text  # steps that show a fault which strikes one in a thousand
 
@@ -168,6 +169,20 @@ def test_lock_step_that_saw_nothing_does_not_place_the_error() -> None:
     made = result(modes=(mode(clean=True), mode("free")))
     assert "Where it arises: lock-step saw nothing" in page(made)
     assert "Where it arises: lock-step saw nothing" in shown(report.record(made))
+
+
+def test_only_lock_step_says_where_an_error_arose() -> None:
+    assert "there the error arose" in page(result(modes=(mode("lock-step"),)))
+    for name in ("parameters", "free"):
+        assert "there the error arose" not in page(result(modes=(mode(name),)))
+
+
+def test_what_a_mode_did_not_measure_is_not_told_as_0() -> None:
+    bare = Row("m", "grad_w", "float32", "4", 9, 3, wilson(40, 90))
+    cells = re.findall(
+        r"<td[^>]*>([^<]*)</td>", page(result(modes=(mode("free", rows=(bare,), groups=(), series=()),)))
+    )
+    assert cells[cells.index("gradient of parameters") + 5 :][:5] == ["-"] * 5
 
 
 def test_stand_ins_of_one_machine_are_not_drained() -> None:

@@ -18,7 +18,8 @@ from bitwitness.compare import report_words as words
 Record = Mapping[str, Any]
 
 _STYLES = {"differs": "bold red", "nothing seen": "green", "not characterised": "yellow"}
-_MOST_ROWS = 10
+_MOST_ROWS, _MOST_SPREAD = 10, 4
+"""Rows of a mode; of one in which errors spread, so that how many are reached says little."""
 _MOST_FINDINGS = 12
 
 
@@ -114,7 +115,8 @@ def _mode(mode: Record, record: Record, screen: Console) -> None:
     if not hit:
         return
     table = _table("module", "phase", "dtype", "steps hit", "differ", "share", "interval", "severity")
-    for row in hit[:_MOST_ROWS]:
+    most = _MOST_ROWS if mode["mode"] == "lock-step" else _MOST_SPREAD
+    for row in hit[:most]:
         wrong = row["mismatches"]
         cells = (
             words.module(row),
@@ -128,8 +130,8 @@ def _mode(mode: Record, record: Record, screen: Console) -> None:
         )
         table.add_row(*(styled(cell) for cell in cells))
     print_list(table, screen)
-    if len(hit) > _MOST_ROWS:
-        screen.print(styled(f"and {len(hit) - _MOST_ROWS} more (--json has all)", "dim"))
+    if len(hit) > most:
+        screen.print(styled(f"and {len(hit) - most} more (--json has all)", "dim"))
     clean = len(mode["rows"]) - len(hit)
     if clean:
         screen.print(

@@ -252,7 +252,8 @@ def drifts(mode: Record) -> Chart | None:
         return None
     lines = [Series("control", "control (another seed)", control)] if control else []
     lines.append(Series("suspect", "suspect", own))
-    told = [f"{line.name}: {words.figure(line.points[-1][1])} in the end" for line in lines if line.points]
+    ends = [(line.name, line.points[-1][1], max(drift for _, drift in line.points)) for line in lines if line.points]
+    told = [f"{name}: {words.figure(last)} in the end, at most {words.figure(most)}" for name, last, most in ends]
     return _chart("Drift of the parameters ‖ŵ - w‖", "drift", "; ".join(told) + ".", lines, mode["series"])
 
 

@@ -111,7 +111,8 @@ def _mode(mode: Record, confidence: float) -> dict[str, Any]:
         "again": words.again(mode, confidence),
         "record": mode,
         "grid": _grid(mode["rows"]),
-        "frequencies": figures.frequencies(mode, confidence),
+        "spreads": mode["mode"] != "lock-step",
+        "frequencies": figures.frequencies(mode, confidence) if mode["mode"] == "lock-step" else None,
         "rows": hit[:_ROWS],
         "rows_hidden": len(hit) - len(hit[:_ROWS]),
         "groups": [row for row in words.worst_first(mode["groups"]) if row["mismatches"]["count"]][:_ROWS],
@@ -120,7 +121,7 @@ def _mode(mode: Record, confidence: float) -> dict[str, Any]:
         "curves": [curve for curve in curves if curve is not None],
         "stretches": _stretches(mode),
         "patterns": [_patterns(one) for one in mode["patterns"] if one["records"]],
-        "correlation": sorted(mode["correlation"].items()),
+        "correlation": sorted((name, value) for name, value in mode["correlation"].items() if value is not None),
         "drift": next((point["drift"] for point in reversed(mode["series"]) if point["drift"] is not None), None),
         "control_drift": next((p["drift"] for p in reversed(mode["control"]) if p["drift"] is not None), None),
     }

@@ -246,6 +246,11 @@ def does_not_show(record: Record) -> list[str]:
             "Which part of the device is at fault; how it does on other operations, shapes, values or temperatures; whether it is as "
             "often wrong when nobody looks. Intervals hold for this work on this day."
         )
+    if record["outcome"] == "nothing seen":
+        said.append(
+            "That the device is healthy: other operations, shapes, values or temperatures were not tried, a fault may be rarer than the "
+            "bounds, and comparing disturbs the work, which can lower the rate of errors."
+        )
     said.append(
         "Faults that suspect and references share: they would give the same wrong bits, and nothing here would see it."
     )
