@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = (
     "guard/test_faults.py",
     "cli/test_documentation.py",
+    "supervise/test_local.py",
     "guard/test_checkpoints.py",
     "guard/test_fault_free.py",
     "guard/test_recovery.py",

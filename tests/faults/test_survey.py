@@ -59,8 +59,8 @@ def test_a_job_lies_beside_the_campaign_or_in_the_current_folder(
         "import os\nfrom bitwitness.examples.jobs import mlp as make\nassert 'RANK' not in os.environ\n"
     )
     asked = cells("loss @ step=2 : all -> sign", factory="job_beside:make")
-    with pytest.raises(ConfigurationError, match="job_beside"):
-        survey.ask(asked)
+    with pytest.raises(ConfigurationError, match="job_beside"):  # here: a process of its own takes seconds to start
+        survey.problems("job_beside:make", OPTIONS, [("0", asked[0].faults, 0)])
     assert survey.ask(asked, search_path(tmp_path)) == {}
     monkeypatch.chdir(tmp_path)
     assert survey.ask(asked) == {}

@@ -50,7 +50,7 @@ STEPS = {
 }
 if not EXHAUSTIVE:
     STEPS = {
-        3: dict.fromkeys(STEPS[3], 14)
+        3: dict.fromkeys(STEPS[3], 10)
         | {"fp32": 30, "fp16 and scaler": 60},  # its scale falls, and grows after 40 steps
         4: {"fp16 and scaler": 12, "views of buckets, accumulated": 8},
         6: {"fp32": 12, "fp16, scaler, accumulated": 8},
