@@ -195,6 +195,13 @@ def test_a_second_seat_on_the_leaders_device_confirms_nothing() -> None:
     result = says([account(LEADER), account(same), account(SUSPECT, {3: {OUT: (5, "x")}})], who=(LEADER, same, SUSPECT))
     assert result.outcome == "not characterised"
     assert "another device" in result.sentence
+    accounts = [
+        account(LEADER),
+        account(same),
+        account(SECOND, steps=2, ended="killed"),
+        account(SUSPECT, {3: {OUT: (5, "x")}}),
+    ]
+    assert says(accounts, who=(LEADER, same, SECOND, SUSPECT)).outcome == "not characterised"
 
 
 def test_two_suspects_that_agree_outvote_two_references_that_may_both_be_wrong() -> None:
@@ -214,6 +221,8 @@ def test_in_the_free_run_nothing_counts_after_references_parted() -> None:
     result = says(free)
     assert result.outcome == "not characterised"
     assert (result.modes[0].steps, result.modes[0].void) == (5, 15)
+    again = [free[0], account(FIRST, {5: parted[5]}, mode="free"), free[2]]
+    assert says(again).outcome == "not characterised", "that it is equal again later does not make it healthy"
     lost = [
         account(LEADER, mode="free"),
         account(FIRST, mode="free", left_out=[7]),

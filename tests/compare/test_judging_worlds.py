@@ -151,7 +151,7 @@ def outcomes(accounts: Mapping[Mode, list[Account]], who: Sequence[Participant])
 
 
 OFTEN = st.sampled_from([0.1, 0.4, 1.0])
-WHOLE = settings(max_examples=250, deadline=None, derandomize=True)
+WHOLE = settings(max_examples=120, deadline=None, derandomize=True)
 
 
 @WHOLE
