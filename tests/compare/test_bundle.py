@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -196,6 +197,20 @@ def test_what_follows_from_a_run(counts: dict[str, int], alike: bool, outcome: s
     assert concluded(counts, alike) == outcome
 
 
+def test_what_cannot_be_run_says_so_and_is_no_verdict(
+    stuck: tuple[dict[str, Any], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = loaded(stuck[1])
+    assert program.main(["--device", "cuda:99"]) == 2
+    assert program.main(["--device", "nonsense"]) == 2
+    assert program.main(["--device", "cpu", "--bundle", str(tmp_path)]) == 2
+    damaged = tmp_path / "damaged"
+    shutil.copytree(stuck[1], damaged)
+    (damaged / "operands.pt").write_bytes(b"no operands")
+    assert program.main(["--device", "cpu", "--bundle", str(damaged)]) == 2
+    assert capsys.readouterr().out.count("could not be run") == 4
+
+
 def test_a_folder_that_is_there_and_nothing_seen_are_refused(tmp_path: Path) -> None:
     lineup = seats(STUCK)
     with pytest.raises(ConfigurationError, match="nothing was seen"):
@@ -260,6 +275,15 @@ def test_an_operation_that_draws_cannot_be_repeated() -> None:
     with Recording(wanted=range(9)) as recording:
         torch.bernoulli(torch.ones(3))
     assert "draws random numbers" in recording.caught[-1].why
+
+
+def test_attention_draws_only_with_dropout() -> None:
+    given = [torch.ones(1, 1, 3, 8) for _ in range(3)]
+    with Recording(wanted=range(9)) as recording:
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given)
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*given, 0.0, True)
+    assert [one.why for one in recording.caught] == ["", ""]
+    assert operations._draws(torch.ops.aten._scaled_dot_product_flash_attention.default, (*given, 0.1), {})
 
 
 def test_an_operation_that_does_not_come_with_torch_is_not_handed_on() -> None:

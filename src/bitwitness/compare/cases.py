@@ -56,6 +56,10 @@ class Case:
         """How many of them are not zero."""
         return sum(int(torch.count_nonzero(one)) for one in self.tensors())
 
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of all operands that are tensors."""
+        return [tuple(one.shape) for one in self.tensors()]
+
     def stored(self) -> dict[str, Any]:
         """As `torch.load(..., weights_only=True)` reads it back."""
         return {

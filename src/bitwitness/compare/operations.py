@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -137,8 +138,7 @@ class Recording(TorchDispatchMode):
 
     def _operands(self, func: Any, args: Any, kwargs: Any) -> Case | str:
         """What an operation is given, or why it cannot be had."""
-        tags = {str(tag) for tag in func.tags}
-        if "Tag.nondeterministic_seeded" in tags or "nondeterministic_seeded" in tags:
+        if _draws(func, args, kwargs):
             return f"{func} draws random numbers"
         if func.namespace not in _OF_TORCH:
             return f"{func} is no operation of torch itself"
@@ -156,6 +156,15 @@ class Recording(TorchDispatchMode):
         size = sum(one.numel() * one.element_size() for one in cases._tensors((given[0], *given[1].values())))
         if size > LARGEST:
             raise CannotBeRepeated(f"{size} bytes of operands, more than the {LARGEST} that are kept")
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation draws random numbers. Attention may, and does not without dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    named = {one.name: one.default_value for one in func._schema.arguments}
+    given = named | dict(zip(named, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p") != 0.0)
 
 
 def _caught(number: int, seen: Done, operands: Case | str, outputs: Sequence[Tensor]) -> Caught:

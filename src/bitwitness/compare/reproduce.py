@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,6 +103,7 @@ def settings() -> dict[str, Any]:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.get_deterministic_debug_mode(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
 
@@ -126,6 +128,7 @@ def _set(wanted: Mapping[str, Any]) -> None:
     if torch.get_deterministic_debug_mode() != wanted["deterministic"]:
         torch.set_deterministic_debug_mode(int(wanted["deterministic"]))  # 2: an error where there is no such algorithm
     torch.backends.cudnn.benchmark = bool(wanted["cudnn_benchmark"])
+    torch.utils.deterministic.fill_uninitialized_memory = bool(wanted["fill"])  # type: ignore[attr-defined]
 
 
 def tried(operands: Mapping[str, Any], device: torch.device, times: int) -> dict[str, int]:
@@ -161,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here, there = kind(device), record["reproduce"]["kind"]
         with settled(record["reproduce"]["settings"]):
             counts = tried(operands, device, times)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        _say(f"could not be run: {error}")
+    except (OSError, ValueError, KeyError, RuntimeError, AssertionError, pickle.UnpicklingError) as error:
+        _say(f"could not be run: {type(error).__name__}: {error}")  # torch without CUDA fails an assertion
         return 2
     if record["drill"]:
         _say(f"DRILL: the fault was played on purpose ({record['drill']}); no device is accused")
