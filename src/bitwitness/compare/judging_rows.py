@@ -33,10 +33,10 @@ class _Sum:
     steps: dict[int, list[int]] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
 
-    def compared(self, step: int, sites: Sequence[Site], elements: int) -> None:
+    def has(self, sites: Sequence[Site]) -> None:
+        """These are among it."""
         self.dtypes.update(site.dtype for site in sites)
         self.shapes.update(dict.fromkeys(site.shape for site in sites))
-        self.steps.setdefault(step, [0, 0])[1] += elements
 
     def differed(self, step: int, one: Difference) -> None:
         self.steps[step][0] += one.mismatches
@@ -96,22 +96,24 @@ def _way(site: Site) -> Literal["forward", "backward"] | None:
 def _summed(counted: Sequence[Seen], key_of: Callable[[Site], _Key | None]) -> dict[_Key, _Sum]:
     """By key. Steps have a few layouts among them, so that a layout is taken apart once."""
     found: dict[_Key, _Sum] = {}
-    apart: dict[int, dict[_Key, tuple[list[Site], int]]] = {}
+    apart: dict[int, dict[_Key, int]] = {}
     for seen in counted:
-        layout = seen.step.layout
+        layout, number = seen.step.layout, seen.step.step
         if layout not in apart:
             groups: dict[_Key, list[Site]] = {}
             for site in seen.sites:
                 key = key_of(site) if site.phase not in NOT_COMPUTED else None
                 if key is not None:
                     groups.setdefault(key, []).append(site)
-            apart[layout] = {key: (sites, sum(site.elements for site in sites)) for key, sites in groups.items()}
-        for key, (sites, elements) in apart[layout].items():
-            found.setdefault(key, _Sum()).compared(seen.step.step, sites, elements)
+            for key, sites in groups.items():
+                found.setdefault(key, _Sum()).has(sites)
+            apart[layout] = {key: sum(site.elements for site in sites) for key, sites in groups.items()}
+        for key, elements in apart[layout].items():
+            found[key].steps[number] = [0, elements]
         for site, one in seen.differing.items():
             key = key_of(site) if site.phase not in NOT_COMPUTED else None
-            if key is not None and key in found and seen.step.step in found[key].steps:
-                found[key].differed(seen.step.step, one)
+            if key is not None and key in found and number in found[key].steps:
+                found[key].differed(number, one)
     return found
 
 
