@@ -231,6 +231,14 @@ def test_bits_that_flip_alike_are_no_finding() -> None:
     assert look("float32", struck((64, 64), drawn)).findings == ()
 
 
+def test_zeroing_is_said_of_values_and_of_all_bits_at_once() -> None:
+    drawn = [scattered(20)(random.Random(seed), (64, 64)) for seed in range(10)]
+    made = struck((64, 64), drawn, flip=lambda _, word: 0, classes={"zero": 20})
+    found = look("float32", made).findings
+    assert any(one.startswith("23 of the 23 bits of the mantissa flip from 1 to 0 only") for one in found)
+    assert len(found) == 2
+
+
 # Values --------------------------------------------------------------------------------------------------------------
 
 
@@ -255,28 +263,37 @@ def test_a_range_of_operands_is_found_within_its_own_tensors() -> None:
     dice = random.Random(4)
     site, elsewhere = (Site(name, "fwd_out", "0", 0, "float32", (64, 64)) for name in ("ffn", "attn"))
     population = torch.tensor([10 ** dice.uniform(-6, 1) for _ in range(4096)])
-    known = {site: ranges_of(population).tolist(), elsewhere: ranges_of(torch.full((4096,), 3.0)).tolist()}
+    known = {
+        site: (40 * ranges_of(population)).tolist(),
+        elsewhere: (40 * ranges_of(torch.full((4096,), 3.0))).tolist(),
+    }
 
     def made(chosen: Sequence[int]) -> list[Struck]:
-        elements = []
-        for index in sorted(chosen):
+        struck = []
+        for step, index in enumerate(chosen):
             (word,) = struct.unpack("<I", struct.pack("<f", float(population[index])))
-            elements.append((index, word, word ^ 1 << dice.randrange(32)))
-        return [Struck(0, site, Difference(0, len(elements), elements=tuple(elements)))]
+            struck.append(
+                Struck(step, site, Difference(0, 1, elements=((index, word, word ^ 1 << dice.randrange(32)),)))
+            )
+        return struck
 
     small = [index for index in range(4096) if 1e-3 <= float(population[index]) < 1e-2]
     found = look("float32", made(dice.sample(small, 40)), known)
-    assert any(one.startswith("right values from 0.001 to 0.01 have 40 of 40") for one in found.findings)
+    assert any(one.startswith("right values from 0.001 to 0.01 are hit in 40 of 40") for one in found.findings)
     assert (1e-3, known[site][DECADES.index(1e-3)], 40) in found.ranges
     alike = look("float32", made(dice.sample(range(4096), 40)), known)
     assert not any("right values" in one for one in alike.findings)
+    in_one_step = [Struck(0, site, one.difference) for one in made(dice.sample(small, 40))]
+    assert not any("right values" in one for one in look("float32", in_one_step, known).findings)
 
 
 def test_one_bad_position_is_no_range() -> None:
     site = Site("ffn", "fwd_out", "0", 0, "float32", (64,))
-    known = {site: ranges_of(torch.cat([torch.full((32,), 0.5), torch.full((32,), 5.0)])).tolist()}
+    known = {site: (50 * ranges_of(torch.cat([torch.full((32,), 0.5), torch.full((32,), 5.0)]))).tolist()}
     same = [Struck(step, site, Difference(0, 1, elements=((7, 0x3F000000, 0x3F000001 + step),))) for step in range(50)]
-    assert not any("right values" in one for one in look("float32", same, known).findings)
+    found = look("float32", same, known)
+    assert not any("right values" in one or "flips" in one for one in found.findings)
+    assert found.ranges == ((0.1, 1600, 50), (1.0, 1600, 0))
 
 
 # Words ---------------------------------------------------------------------------------------------------------------

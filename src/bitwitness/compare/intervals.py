@@ -51,7 +51,9 @@ def rate(counts: Sequence[tuple[int, int]], confidence: float = 0.95) -> Share:
     effect = design_effect(steps)
     hit = sum(one > 0 for one, _ in steps)
     freedom = len(steps) - 1 if effect <= _TOGETHER else min(len(steps) - 1, hit)
-    low, high = _clopper_pearson(wrong / effect, of / effect, _quantile(freedom, confidence))
+    # A spike that was not seen yet may be larger than all that were; none that was seen can be undone.
+    all_steps, spikes = (_quantile(one, confidence) for one in (len(steps) - 1, freedom))
+    low, high = _clopper_pearson(wrong / effect, of / effect, all_steps, spikes)
     share = wrong / of
     return Share(wrong, of, min(low, share), max(high, share), confidence)
 
@@ -82,14 +84,14 @@ def _quantile(freedom: int, confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def _clopper_pearson(count: float, of: float, z: float) -> tuple[float, float]:
-    """The ends for a count that need not be whole, by Paulson's approximation of the quantiles of F (Ann. Math. Stat. 13, 1942)."""
+def _clopper_pearson(count: float, of: float, below: float, above: float) -> tuple[float, float]:
+    """The ends, so many standard deviations below and above, for a count that need not be whole, by Paulson's approximation of the quantiles of F (Ann. Math. Stat. 13, 1942)."""
     low, high = 0.0, 1.0
     if count > 0:
-        odds = _paulson(2 * count, 2 * (of - count + 1), -z)
+        odds = _paulson(2 * count, 2 * (of - count + 1), -below)
         low = count * odds / (of - count + 1 + count * odds)
     if count < of:
-        odds = _paulson(2 * (count + 1), 2 * (of - count), z)
+        odds = _paulson(2 * (count + 1), 2 * (of - count), above)
         high = (count + 1) * odds / (of - count + (count + 1) * odds)
     return low, high
 

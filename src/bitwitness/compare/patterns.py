@@ -8,9 +8,8 @@ of operands (SDCHunter).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitwitness.compare.patterns_periods import periods
@@ -24,14 +23,15 @@ from bitwitness.scan.chance import tail
 _MASKS = 50
 _REMARKABLE_MASK = 0.05
 """Of all records: Wang et al., SOSP 2023."""
-_MASKS_NAMED, _RESIDUES_NAMED = 4, 8
+_MASKS_NAMED, _NUMBERS_NAMED = 4, 8
 _ONE_WAY = 0.95
 _REMARKABLE_CLASS = 0.25
 _REMARKABLE_TILES = 0.05
 _LEAST = 3
 _TILES = 20
-_MORE_OFTEN = 2.0
-"""A range of values is named where it is hit this many times as often as the rest."""
+_MORE_OFTEN = 3.0
+_FEWEST_STEPS = 8
+"""A range of values is named where it is hit so many times as often as chance would, and in no fewer steps."""
 _WHOLE = 0.5
 
 _CLASS_WORDS = {
@@ -62,7 +62,9 @@ def look(dtype: str, struck: Sequence[Struck], ranges: Mapping[Site, Sequence[in
     """
     mine = [one for one in struck if one.site.dtype == dtype]
     known = {site: counts for site, counts in (ranges or {}).items() if site.dtype == dtype}
-    masks, bits, records = _words(dtype, mine)
+    masks, bits = _words(dtype, (element for one in mine for element in one.difference.elements))
+    fresh = _first_of_each_place(mine)
+    records = masks.total()
     found = [
         places(one.site.shape, [index for index, _, _ in one.difference.elements], one.difference.mismatches)
         for one in mine
@@ -75,12 +77,12 @@ def look(dtype: str, struck: Sequence[Struck], ranges: Mapping[Site, Sequence[in
     total = sum(one.difference.mismatches for one in mine)
     sentences = (
         *_about_masks(masks, records, width(dtype)),
-        *_about_bits(bits, dtype),
+        *_about_bits(_words(dtype, (element for _, elements in fresh for element in elements))[1], dtype),
         *_about_places(looked, apart, blocks, repeating),
         *_about_wholes(mine),
         *_about_recurring(recurring, sum(len(one.indices) for one in found)),
         *_about_classes(classes, total, dtype),
-        *_about_ranges(dtype, mine, known),
+        *_about_ranges(dtype, fresh, known),
     )
     return Patterns(
         dtype=dtype,
@@ -101,9 +103,9 @@ def look(dtype: str, struck: Sequence[Struck], ranges: Mapping[Site, Sequence[in
 # Bits ----------------------------------------------------------------------------------------------------------------
 
 
-def _words(dtype: str, struck: Sequence[Struck]) -> tuple[Counter[int], tuple[tuple[int, int], ...], int]:
-    """Masks, flips by bit and direction, and how many records they are of."""
-    pairs = Counter((right ^ seen, right) for one in struck for _, right, seen in one.difference.elements)
+def _words(dtype: str, elements: Iterable[tuple[int, int, int]]) -> tuple[Counter[int], tuple[tuple[int, int], ...]]:
+    """Masks, and flips by bit and direction."""
+    pairs = Counter((right ^ seen, right) for _, right, seen in elements)
     masks: Counter[int] = Counter()
     up, down = [0] * width(dtype), [0] * width(dtype)
     for (mask, right), count in pairs.items():
@@ -114,7 +116,19 @@ def _words(dtype: str, struck: Sequence[Struck]) -> tuple[Counter[int], tuple[tu
                     down[bit] += count
                 else:
                     up[bit] += count
-    return masks, tuple(zip(up, down, strict=True)), masks.total()
+    return masks, tuple(zip(up, down, strict=True))
+
+
+def _first_of_each_place(struck: Sequence[Struck]) -> list[tuple[Struck, tuple[tuple[int, int, int], ...]]]:
+    """Of each tensor in each step the elements at places that were not wrong before: a value that stays is asked once."""
+    seen: dict[Site, set[int]] = {}
+    found = []
+    for one in struck:
+        before = seen.setdefault(one.site, set())
+        fresh = tuple(element for element in one.difference.elements if element[0] not in before)
+        before.update(index for index, _, _ in fresh)
+        found.append((one, fresh))
+    return found
 
 
 def _about_masks(masks: Counter[int], records: int, bits: int) -> Iterator[str]:
@@ -133,12 +147,22 @@ def _about_masks(masks: Counter[int], records: int, bits: int) -> Iterator[str]:
 def _about_bits(bits: Sequence[tuple[int, int]], dtype: str) -> Iterator[str]:
     """One direction only, of bits of a mantissa, which are 0 as often as 1; those of an exponent are not."""
     fraction = mantissa(dtype)
+    ways: dict[str, list[int]] = {}
     for bit, (up, down) in enumerate(bits[:fraction]):
         most, flips = max(up, down), up + down
-        if flips < _LEAST or most < _ONE_WAY * flips or fraction * 2 * tail(flips, most, 0.5) > CHANCE:
+        if flips >= _LEAST and most >= _ONE_WAY * flips and fraction * 2 * tail(flips, most, 0.5) <= CHANCE:
+            ways.setdefault("0 to 1" if up > down else "1 to 0", []).append(bit)
+    for way, some in ways.items():
+        if len(some) > 1:
+            yield f"{len(some)} of the {fraction} bits of the mantissa flip from {way} only: {_listed(some)}"
             continue
-        way, stuck = ("0 to 1", 1) if up > down else ("1 to 0", 0)
-        yield f"bit {bit} flips from {way} in {most:,} of {flips:,} cases, as if it were stuck at {stuck}"
+        cases = sum(bits[some[0]])
+        yield f"bit {some[0]} flips from {way}, in {max(bits[some[0]]):,} of {cases:,} places, as if it were stuck at {way[-1]}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - _NUMBERS_NAMED} more" if len(numbers) > _NUMBERS_NAMED else ""
+    return ", ".join(str(number) for number in numbers[:_NUMBERS_NAMED]) + more
 
 
 # Places --------------------------------------------------------------------------------------------------------------
@@ -156,19 +180,15 @@ def _about_places(
         (lag,) = (one for one in apart if one.lag == step)
         yield f"stride {step}: {lag.pairs:,} pairs of wrong elements lie {step} apart, where chance would bring {_few(lag.expected)}"
     elif near := [one for one in apart if one.found]:
-        some = ", ".join(str(one.lag) for one in near[:_RESIDUES_NAMED])
-        more = f" and {len(near) - _RESIDUES_NAMED} more" if len(near) > _RESIDUES_NAMED else ""
         what = (
             "wrong elements are neighbours more often than chance brings"
             if near[0].lag == 1
             else "distances that recur"
         )
-        yield f"{what}: found at distances of {some}{more}"
+        yield f"{what}: found at distances of {_listed([one.lag for one in near])}"
     for period in repeating:
-        at = ", ".join(str(phase) for phase in period.phases[:_RESIDUES_NAMED])
-        more = f" and {len(period.phases) - _RESIDUES_NAMED} more" if len(period.phases) > _RESIDUES_NAMED else ""
         yield (
-            f"{period.axis}s repeat with period {period.period} (at {at}{more}): {period.share:.0%} of wrong elements, "
+            f"{period.axis}s repeat with period {period.period} (at {_listed(period.phases)}): {period.share:.0%} of wrong elements, "
             f"where chance would bring {period.expected:.0%}"
         )
 
@@ -234,34 +254,38 @@ def _ranges(
     )
 
 
-def _about_ranges(dtype: str, struck: Sequence[Struck], known: Mapping[Site, Sequence[int]]) -> Iterator[str]:
-    """Ranges that are hit more often than the others of the same tensors; a place that is hit again and again counts once."""
+def _about_ranges(
+    dtype: str,
+    fresh: Sequence[tuple[Struck, tuple[tuple[int, int, int], ...]]],
+    known: Mapping[Site, Sequence[int]],
+) -> Iterator[str]:
+    """Ranges of operands that are hit far more often than the others of the same tensors.
+
+    Values of one tensor in one step have much in common, so that one of them is asked. And values change while a model learns: what is
+    known of them is of all steps together, so that hits must come from half of the run at least, and be more than twice what this
+    could explain.
+    """
     hits: Counter[int] = Counter()
     expected = [0.0] * len(DECADES)
-    seen: set[tuple[Site, int]] = set()
-    for one in struck:
+    steps = [one.step for one, elements in fresh if elements]
+    run = 0.0
+    for one, elements in fresh:
         counts = known.get(one.site)
-        if counts is None or not sum(counts):
+        if not elements or counts is None or not (whole := sum(counts)):
             continue
-        fresh = [element for element in one.difference.elements if (one.site, element[0]) not in seen]
-        seen.update((one.site, index) for index, _, _ in fresh)
-        hits.update(_hits(dtype, fresh))
-        whole = sum(counts)
+        run = max(run, whole / max(1, one.site.elements))
+        hits.update(_hits(dtype, (elements[len(elements) // 2],)))
         for number, count in enumerate(counts[: len(DECADES)]):
-            expected[number] += len(fresh) * count / whole
+            expected[number] += count / whole
     total = hits.total()
+    if len(set(steps)) < _FEWEST_STEPS or max(steps) - min(steps) < run / 2:
+        return
     for number, low in enumerate(DECADES):
-        if hits[number] < _LEAST or not math.isfinite(expected[number]) or expected[number] >= total:
-            continue
-        inside, outside = (
-            hits[number] / max(expected[number], 1e-300),
-            (total - hits[number]) / (total - expected[number]),
-        )
-        chance = len(DECADES) * tail(total, hits[number], expected[number] / total)
-        if chance <= CHANCE and inside >= _MORE_OFTEN * outside:
+        count, mean = hits[number], expected[number]
+        if count > _MORE_OFTEN * mean and len(DECADES) * tail(total, count, mean / total) <= CHANCE:
             yield (
-                f"right values {_range_words(number, low)} have {hits[number]:,} of {total:,} wrong elements, "
-                f"where chance would bring {_few(expected[number])}"
+                f"right values {_range_words(number, low)} are hit in {count:,} of {total:,} tensors, where chance would "
+                f"bring {_few(mean)}"
             )
 
 
