@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from bitwitness.compare import workload
-from bitwitness.compare.judging import judge
+from bitwitness.compare.judging import judged
 from bitwitness.compare.lineup import Lineup, Seat
 from bitwitness.compare.nodes import GLOBS, INVENTED, Node
-from bitwitness.compare.records import CompareFiles, Mode, Participant
+from bitwitness.compare.records import Account, CompareFiles, Mode, Participant
 from bitwitness.compare.results import Result
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.simulated import Simulated
@@ -34,7 +34,7 @@ from bitwitness.compare.study_tables import Figures, NodeResults, figures
 from bitwitness.compare.study_view import Words, render, to_json
 from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.runfiles import utc_now
-from bitwitness.runfiles.files import write_bytes, write_json
+from bitwitness.runfiles.files import read_json, write_bytes, write_json
 from bitwitness.scan.devices import this_device
 
 STEPS = 600
@@ -135,7 +135,7 @@ def run(
     else:
         for one in plan:
             run_chapter(folder / one.name, one, nodes, seed, progress)
-    found = figures(nodes, {one.number: _judged(folder, one) for one in nodes}, "digits")
+    found = figures(nodes, judged_nodes(folder, nodes), "digits")
     return Study(found, shape(found), steps, seed, time.monotonic() - start, begun, f"torch {torch.__version__}, CPU")
 
 
@@ -208,11 +208,34 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _judged(folder: Path, node: Node) -> NodeResults:
-    def of(name: str) -> Result:
-        return judge(CompareFiles(folder / name), node.name, 0.95)
+def judged_nodes(folder: Path, nodes: Sequence[Node]) -> dict[int, NodeResults]:
+    """What the judge says of each node in each part.
 
-    return NodeResults(of("lock-step"), of("parameters"), of("free"), of("fine-tuning"))
+    Raises:
+        RunFilesError: a file is damaged or absent.
+    """
+    of = {
+        name: _judged(CompareFiles(folder / name), nodes) for name in ("lock-step", "parameters", "free", "fine-tuning")
+    }
+    return {one.number: NodeResults(*(results[one.number] for results in of.values())) for one in nodes}
+
+
+def _judged(files: CompareFiles, nodes: Sequence[Node]) -> dict[int, Result]:
+    """Journals are read once for all nodes: where errors spread, each has millions of characters."""
+    asked, participants = read_json(files.asked), files.introduced()
+    (mode,) = Settings.from_json(asked).modes
+    accounts = [_short(account) for who in participants if (account := files.account(who, mode)) is not None]
+    return {one.number: judged({mode: accounts}, participants, one.name, asked, 0.95) for one in nodes}
+
+
+def _short(account: Account) -> Account:
+    """Without single elements where errors spread: nothing is made of them there, and they are most of the memory."""
+    if account.mode != "lock-step":
+        account.steps = [
+            replace(step, differences=tuple(replace(one, elements=()) for one in step.differences))
+            for step in account.steps
+        ]
+    return account
 
 
 # Beside each other ---------------------------------------------------------------------------------------------------
