@@ -142,7 +142,6 @@ class ModeResult:
             differed, or none confirmed the leader, or the batch was another.
         first: the first step with a mismatch; None: none.
         rows: by module and phase. groups: by module over all of forward or backward. total: everything that was computed.
-        between: what code outside of the chosen modules computed is wrong too (`fwd_in`, `grad_out`).
         noise, noise_step: the largest ‖ĝ - g‖ / ‖g‖ and where; gradient_lost: steps in which the gradient was not finite.
         series: by step. control: by step, of the reseeded healthy one (`free` only).
         patterns: by dtype; of `lock-step` only, where errors do not spread.
