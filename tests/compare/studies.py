@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from bitwitness.compare.nodes import GLOBS, INVENTED, TARGETS, Node
 from bitwitness.compare.published import CELLS, Cell
@@ -59,10 +60,12 @@ def free(losses: float | None, drift: float, first: int | None, steps: int = STE
     return mode("free", steps, series=series, first=first, control=control(steps))
 
 
+@cache
 def control(steps: int = STEPS) -> tuple[Point, ...]:
     return tuple(Point(step, 0, 0, 0, 2.3, 2.0, drift=10.0, weights=20.0) for step in range(steps))
 
 
+@cache
 def as_planted(node: Node, steps: int = STEPS) -> NodeResults:
     """What a comparison of a node gives in which all is as it was planted, and the shape as it was published."""
     wrong = {cell: round((node.planted(cell, ELEMENTS, steps) or 0.0) * ELEMENTS * steps) for cell in CELLS}
