@@ -119,7 +119,7 @@ class Ranks:
 
     def __init__(self, store: dist.Store, rank: int, world: int, leader: int, timeout: float) -> None:
         self.rank, self.world, self.leader = rank, world, leader
-        self._timeout = timeout
+        self._timeout, self._farewell = timeout, _FAREWELL
         self._store = dist.PrefixStore("bitwitness/compare", store)
         self._count = 0
         self._tapes = 0
@@ -207,7 +207,7 @@ class Ranks:
         """End: the rank that may hold the store waits until the others need it no more."""
         with suppress(RuntimeError):
             self._store.set(f"gone/{self.rank}", "")
-            until = time.monotonic() + _FAREWELL
+            until = time.monotonic() + self._farewell
             others = [f"gone/{one}" for one in range(1, self.world)] if self.rank == 0 else []
             while time.monotonic() < until and not all(self._store.check([key]) for key in others):
                 time.sleep(0.02)
@@ -294,6 +294,8 @@ class Ranks:
         try:
             if self._store.check(["left"]):
                 return RankLost(self._store.get("left").decode(errors="replace"))
+            self._store.set(f"lost/{self.rank}", "")
+            self._farewell = _CATCH_UP
             until = time.monotonic() + _CATCH_UP  # who was only a little later is not missing
             while (behind := self._behind()) and time.monotonic() < until:
                 time.sleep(0.05)
@@ -309,7 +311,9 @@ class Ranks:
         return RankLost(f"{what} was not completed on rank {self.rank} ({_first(error)}); {who}")
 
     def _behind(self) -> list[int]:
-        return [one for one in range(self.world) if self._at(one)[0] < self._count]
+        """Who has not come to where this rank is, and does not miss somebody either."""
+        behind = [one for one in range(self.world) if self._at(one)[0] < self._count]
+        return [one for one in behind if not self._store.check([f"lost/{one}"])]
 
     def _at(self, rank: int) -> tuple[int, str, float]:
         """How many waits a rank has begun, the last one, and when."""

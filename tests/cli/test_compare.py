@@ -1,0 +1,256 @@
+"""`bitwitness compare` from the command line, with stand-ins in this process: what it shows, refuses and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from bitwitness.cli.compare_progress import Progress
+from bitwitness.cli.compare_seats import faults_of
+from bitwitness.cli.main import cli
+from bitwitness.compare.records import Mode
+from bitwitness.errors import ConfigurationError
+
+TINY = ["--set", "blocks=1", "--set", "width=8", "--set", "heads=2", "--set", "context=8", "--set", "batch=2"]
+FAULT = "op:addmm @ every=1 : rate=0.01 -> bit=20 ; permanent"
+
+MODEL = """
+import torch
+from torch import nn
+from bitwitness.compare.workload import Workload
+
+def make(device, seed, width="4"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, int(width)), nn.ReLU(), nn.Linear(int(width), 2)).to(device)
+    def batch(step):
+        return torch.randn(3, 4, generator=torch.Generator().manual_seed(1000 * seed + step)).to(device)
+    return Workload(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b).square().mean(), batch)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No ranks of a launcher that started these tests, and a directory of one's own."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["compare", *arguments])
+
+
+@pytest.fixture(scope="module")
+def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """A comparison with a fault that is played, in all modes."""
+    out = tmp_path_factory.mktemp("compare") / "out"
+    threads = torch.get_num_threads()
+    done = invoke("--devices", "3", "--steps", "3", "--simulate", FAULT, *TINY, "--out", str(out), "--json")
+    assert torch.get_num_threads() == threads
+    return done, out
+
+
+def test_a_suspect_that_differs(drilled: tuple[Result, Path]) -> None:
+    done, out = drilled
+    assert done.exit_code == 1, (done.output, done.exception)
+    record = json.loads(done.stdout)
+    assert (record["outcome"], record["drill"], record["finished"], record["exit_code"]) == ("differs", True, True, 1)
+    assert [one["name"] for one in record["references"]] == ["reference-1", "reference-2"]
+    assert record["control"]["name"] == "control"
+    assert [mode["mode"] for mode in record["modes"]] == ["lock-step", "parameters", "free"]
+    assert all(mode["steps"] == 3 for mode in record["modes"])
+    assert json.loads((out / "compare.json").read_text())["suspect"] == "suspect"
+    assert (out / "report.html").is_file()
+    assert f"in {out}" in done.stderr
+
+
+def test_the_report_is_shown_again(drilled: tuple[Result, Path]) -> None:
+    _, out = drilled
+    again = invoke("show", str(out))
+    assert again.exit_code == 0
+    assert "DIFFERS (simulated fault, a drill): suspect differs from 2 references that agree" in again.stdout
+    assert "UNFINISHED" not in again.stdout
+    assert json.loads(invoke("show", str(out), "--json").stdout)["outcome"] == "differs"
+    assert "is about suspect" in invoke("show", str(out), "--suspect", "reference-1").stderr
+
+
+def test_a_directory_with_something_in_it_stays_as_it_is(drilled: tuple[Result, Path]) -> None:
+    _, out = drilled
+    before = (out / "report.json").read_bytes()
+    done = invoke("--devices", "3", *TINY, "--out", str(out))
+    assert done.exit_code == 2
+    assert f"--out {out} is not empty (it has compare.json): give a new directory" in done.stderr
+    assert (out / "report.json").read_bytes() == before
+
+
+def test_ones_own_workload_and_nothing_seen(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODEL)
+    options = ["--workload", "own.py:make", "--set", "width=6", "--module", "0", "--mode", "lock-step", "--steps", "3"]
+    done = invoke("--devices", "3", *options)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "NOTHING SEEN" in done.stdout
+    (out,) = (tmp_path / "comparisons").iterdir()
+    report = json.loads((out / "report.json").read_text())
+    assert {row["group"] for row in report["modes"][0]["rows"]} == {"", "0"}
+    assert report["modes"][0]["total"]["bound"] > 0
+    assert not (out / "journal" / "control.free.jsonl").exists()
+
+
+def test_a_reference_that_is_wrong_blames_nobody(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODEL)
+    options = ["--workload", "own.py:make", "--mode", "lock-step", "--steps", "3", "--out", "out"]
+    done = invoke("--devices", "3", "--simulate", f"reference-1: {FAULT.replace('0.01', '0.5')}", *options)
+    assert done.exit_code == 3, (done.output, done.exception)
+    assert "differ in step 0: " in done.stderr
+    assert "NOT CHARACTERISED" in done.stdout.upper()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"])
+def test_what_was_interrupted_has_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    tell = Progress.tell
+
+    def interrupted(self: Progress, mode: Mode, done: int) -> None:
+        tell(self, mode, done)
+        if done == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Progress, "tell", interrupted)
+    (tmp_path / "own.py").write_text(MODEL)
+    before = signal.getsignal(number)
+    done = invoke("--devices", "3", "--workload", "own.py:make", "--mode", "lock-step", "--steps", "9", "--out", "out")
+    assert signal.getsignal(number) == before
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "ending after this step" in done.stderr
+    assert "UNFINISHED" in done.stdout
+    assert "the suspect has done 2 of 9 steps" in done.stdout
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["finished"] is False
+
+
+def test_what_breaks_off_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Progress, mode: Mode, done: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Progress, "tell", fails)
+    (tmp_path / "own.py").write_text(MODEL)
+    done = invoke("--devices", "3", "--workload", "own.py:make", "--mode", "lock-step", "--steps", "9", "--out", "out")
+    assert done.exit_code == 3
+    assert "broken off: [Errno 28] No space left on device" in done.stderr
+    assert "it was not brought to its end: [Errno 28]" in done.stdout
+
+
+BAD: list[tuple[list[str], str]] = [
+    (["--devices", "2"], "2 is not in the range 3<=x<=64"),
+    (["--suspect", "cuda:0"], "torch sees no GPU on this machine"),
+    ([], "torch sees no GPU on this machine"),
+    (["--devices", "3", "--suspect", "cuda:0"], "--devices N plays all participants"),
+    (["--devices", "3", "--reference", "cuda:0"], "--devices N plays all participants"),
+    (["--devices", "3", "--suspect-rank", "0"], "--suspect-rank is for several processes"),
+    (["--devices", "3", "--cpu"], "--cpu is for several processes"),
+    (["--devices", "3", "--steps", "0"], "0 is not in the range"),
+    (["--devices", "3", "--mode", "sideways"], "'sideways' is not one of"),
+    (["--devices", "3", "--confidence", "1"], "1.0 is not in the range"),
+    (["--devices", "3", "--confidence", "nan"], "nan is no number"),
+    (["--devices", "3", "--timeout", "forever"], "forever"),
+    (["--devices", "3", "--set", "width"], "'width' is no NAME=VALUE"),
+    (["--devices", "3", "--set", "width=1", "--set", "width=2"], "width is given twice"),
+    (["--devices", "3", "--set", "height=1"], "Its options are width"),
+    (["--devices", "3", "--set", "width=many"], "the option width of the workload gpt is 'many'"),
+    (["--devices", "3", "--workload", "resnet"], "no such workload: 'resnet'"),
+    (["--devices", "3", "--workload", "no.py:make"], "no.py: there is no such file"),
+    (["--devices", "3", "--workload", "no_such_module:make"], "cannot be imported"),
+    (["--devices", "3", "--simulate", "lightning"], "--simulate 'lightning'"),
+    (["--devices", "3", "--simulate", f"reference-9: {FAULT}"], "--simulate reference-9: there is no such participant"),
+    (["--devices", "3", "--simulate", "rank=1 fwd_out @ every=1 : n=1 -> zero", *TINY], "has no rank"),
+    (["--devices", "3", "--simulate", "fwd_out:nope @ every=1 : n=1 -> zero", *TINY], "no fwd_out matches 'nope'"),
+    (["--devices", "3", "--module", "blox*", *TINY], "--module 'blox*' matches no submodule"),
+    (["--devices", "3", "--bundle", "."], "--bundle .: there is something of this name"),
+    (["--devices", "3", "--bundle", "b", "--mode", "free"], "--bundle needs --mode lock-step"),
+    (["--devices", "3", "--out", ""], "is empty: is a variable unset?"),
+    (["--devices", "3", "--out", "a\nb"], "characters in it that do not print"),
+    (["--study", "--devices", "3"], "leave out --devices"),
+    (["--study", "--mode", "free"], "leave out --mode"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
+def test_what_cannot_be_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODEL)
+    (tmp_path / "file").write_text("mine")
+    done = invoke("--devices", "3", "--workload", "own.py:make", "--out", "file/out")
+    assert done.exit_code == 2
+    assert "file/out" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text(""), "is not a directory"),
+        (lambda path: path.mkdir(), "is no directory of a comparison (no compare.json)"),
+        (lambda path: _with(path, "compare.json", "{"), "compare.json"),
+        (lambda path: _with(path, "report.json", '{"what": "comparison"}'), "report.json"),
+    ],
+    ids=["absent", "file", "empty", "torn", "damaged"],
+)
+def test_what_cannot_be_shown(tmp_path: Path, made: Any, message: str) -> None:
+    made(tmp_path / "it")
+    done = invoke("show", str(tmp_path / "it"))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not done.stdout
+
+
+def _with(path: Path, name: str, text: str) -> None:
+    path.mkdir()
+    (path / name).write_text(text)
+
+
+def test_a_place_with_comparisons_in_it_names_them(drilled: tuple[Result, Path]) -> None:
+    _, out = drilled
+    assert "comparisons in it: out" in invoke("show", str(out.parent)).stderr
+
+
+def test_faults_by_participant() -> None:
+    one, two = "fwd_out @ every=1 : n=1 -> zero", "grad_in:head @ step=3 : n=1 -> zero"
+    assert faults_of([one, f"reference-2: {two}", two]) == {"suspect": f"{one} & {two}", "reference-2": two}
+    with pytest.raises(ConfigurationError, match="--simulate"):
+        faults_of([f"control: {one[:20]}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suspect-rank", "1"], "under torchrun give --out DIR"),
+        (["--devices", "3", "--out", "out"], "leave out --devices and --reference"),
+        (["--reference", "cuda:0", "--out", "out"], "leave out --devices and --reference"),
+        (["--suspect", "n1", "--suspect-rank", "1", "--out", "out"], "give one"),
+    ],
+    ids=["no out", "devices", "reference", "twice"],
+)
+def test_what_cannot_be_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = invoke(*arguments)
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
