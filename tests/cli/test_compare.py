@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from bitwitness.cli import compare_seats
 from bitwitness.cli.compare_progress import Progress
-from bitwitness.cli.compare_seats import faults_of
 from bitwitness.cli.main import cli
 from bitwitness.compare.records import Mode
 from bitwitness.errors import ConfigurationError
+from bitwitness.runfiles.answers import Device
 
 TINY = ["--set", "blocks=1", "--set", "width=8", "--set", "heads=2", "--set", "context=8", "--set", "batch=2"]
 FAULT = "op:addmm @ every=1 : rate=0.01 -> bit=20 ; permanent"
@@ -228,11 +230,47 @@ def test_a_place_with_comparisons_in_it_names_them(drilled: tuple[Result, Path])
     assert "comparisons in it: out" in invoke("show", str(out.parent)).stderr
 
 
+def test_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+
+    def numbers(suspect: str | None, *references: str) -> list[int | None]:
+        return [one.index for one in compare_seats._gpus(suspect, references)]
+
+    assert numbers("cuda:3") == [3, 0, 1]
+    assert numbers("0") == [0, 1, 2]
+    assert numbers("cuda:1", "cuda:7", "2", "cuda:5") == [1, 7, 2, 5]
+    for suspect, reference, message in (
+        (None, "cuda:1", "Give --suspect cuda:N; this machine has cuda:0 to cuda:7"),
+        ("cuda:8", "cuda:1", "--suspect cuda:8: this machine has cuda:0 to cuda:7"),
+        ("cuda:1", "cpu", "--reference 'cpu' is no GPU of this machine"),
+        ("bad07", "cuda:1", "nodes by their name under torchrun"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            numbers(suspect, reference)
+
+
+def test_the_suspect_among_ranks() -> None:
+    ranks = [Device(rank, f"n{rank // 2}", f"GPU-{rank}", {}) for rank in range(5)]
+    find = compare_seats._suspect_among
+    assert (find(ranks, None, 3), find(ranks, "n2", None), find(ranks, "GPU-1", None)) == (3, 4, 1)
+    for node, rank, message in (
+        (None, None, "Give --suspect NODE, one of n0, n1, n2, or --suspect-rank R"),
+        (None, 5, "--suspect-rank 5: torchrun has started the ranks 0 to 4"),
+        ("n9", None, "no rank runs there; the nodes are n0, n1, n2"),
+        ("n0", None, "2 ranks run there (0, 1): say which with --suspect-rank R"),
+    ):
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            find(ranks, node, rank)
+
+
 def test_faults_by_participant() -> None:
     one, two = "fwd_out @ every=1 : n=1 -> zero", "grad_in:head @ step=3 : n=1 -> zero"
-    assert faults_of([one, f"reference-2: {two}", two]) == {"suspect": f"{one} & {two}", "reference-2": two}
+    assert compare_seats.faults_of([one, f"reference-2: {two}", two]) == {
+        "suspect": f"{one} & {two}",
+        "reference-2": two,
+    }
     with pytest.raises(ConfigurationError, match="--simulate"):
-        faults_of([f"control: {one[:20]}"])
+        compare_seats.faults_of([f"control: {one[:20]}"])
 
 
 @pytest.mark.parametrize(
