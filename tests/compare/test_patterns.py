@@ -181,6 +181,23 @@ def test_positions_that_are_visible_now_and_then_are_looked_at_once() -> None:
     assert any("again and again" in one for one in found.findings)
 
 
+def test_what_strikes_all_tensors_of_a_step_alike_is_looked_at_once() -> None:
+    """A fault of one unit hits the same places in each tensor; the accidental distances between them are then seen many times."""
+    for seed in range(12):
+        dice = random.Random(f"alike {seed}")
+        drawn = [dice.sample(range(128 * 96), 12) for _ in range(12)]
+        same = struck((128, 96), drawn, seed)
+        everywhere = [
+            Struck(one.step, Site(f"layer.{number}", "fwd_out", "0", 0, "float32", one.site.shape), one.difference)
+            for number in range(8)
+            for one in same
+        ]
+        found = look("float32", everywhere)
+        assert not any(one.found for one in found.lags), seed
+        assert found.periods == (), seed
+        assert any("same places" in one for one in found.findings), "but that they are the same is said"
+
+
 def test_of_what_was_cut_off_only_the_part_that_was_kept_counts() -> None:
     one = places((1000, 1000), range(0, 2000, 20), 50_000)
     assert one.elements == 1981

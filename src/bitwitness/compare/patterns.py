@@ -69,7 +69,10 @@ def look(dtype: str, struck: Sequence[Struck], ranges: Mapping[Site, Sequence[in
         places(one.site.shape, [index for index, _, _ in one.difference.elements], one.difference.mismatches)
         for one in mine
     ]
-    looked, recurring = to_look_at([one for one in found if one.indices])
+    _, recurring = to_look_at([one for one in found if one.indices])
+    # What strikes several tensors of a step at the same places repeats whatever chance has made of them.
+    unlike = {(struck.step, one.shape, one.indices): one for struck, one in zip(mine, found, strict=True)}
+    looked, _ = to_look_at([one for one in unlike.values() if one.indices])
     apart, blocks, repeating = lags(looked), tiles(looked), periods(looked)
     classes = Counter[str]()
     for one in mine:

@@ -137,9 +137,10 @@ def _apart(group: Sequence[Places], bad: set[int]) -> Iterator[Places]:
 def lags(looked: Sequence[Places]) -> tuple[Lag, ...]:
     """How often two wrong elements lie so far apart, for each of `LAGS`.
 
-    Among k of n at random, (n - d) k (k - 1) / (n (n - 1)) pairs are expected at the distance d.
+    Among k of n at random, (n - d) k (k - 1) / (n (n - 1)) pairs are expected at the distance d. Two places are one pair however many
+    tensors have both: what strikes several tensors of a step alike repeats its accidental distances in each of them.
     """
-    pairs = dict.fromkeys(LAGS, 0)
+    pairs: dict[int, set[int]] = {lag: set() for lag in LAGS}
     expected = dict.fromkeys(LAGS, 0.0)
     possible = 0
     for one in looked:
@@ -151,13 +152,14 @@ def lags(looked: Sequence[Places]) -> tuple[Lag, ...]:
         for lag in LAGS:
             if lag < size:
                 expected[lag] += (size - lag) * share
-                pairs[lag] += len(here.intersection([index + lag for index in one.indices]))
+                pairs[lag] |= here.intersection([index + lag for index in one.indices])
     return tuple(
         Lag(
             lag,
-            pairs[lag],
+            len(pairs[lag]),
             expected[lag],
-            pairs[lag] >= _LEAST and len(LAGS) * _pairs_by_chance(possible, pairs[lag], expected[lag]) <= CHANCE,
+            len(pairs[lag]) >= _LEAST
+            and len(LAGS) * _pairs_by_chance(possible, len(pairs[lag]), expected[lag]) <= CHANCE,
         )
         for lag in LAGS
     )
