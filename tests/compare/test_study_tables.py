@@ -118,6 +118,8 @@ CHANGED = [
     ("Losses stay near", {n: found for n in NODES for n, found in changed(n, "free", series=free(None, 3.0, 2).series, first=2).items()}),
     ("Drift does not tell", {n: found for n in NODES for n, found in changed(n, "free", series=free(0.0, 10.0**n, 2).series, first=2).items()}),
     ("Of fine-tuning, most", {n: found for n in NODES if n != 1 for n, found in changed(n, "tuning", results={f"node-{n:02d}": {"digits": 0.5, "divergence": 0.5}}).items()}),
+    ("Answers to single questions", {n: found for n in NODES if n > 6 for n, found in changed(n, "tuning", results={f"node-{n:02d}": {"digits": 0.83, "divergence": 0.0}}).items()}),
+    ("Answers to single questions", changed(4, "tuning", results={"node-04": {"digits": 0.83, "divergence": 0.5}})),
     ("Mismatch frequencies", {n: found for n in (10, 11) for n, found in changed(n, "lock_step", rows=tuple(row(cell, 40) for cell in CELLS)).items()}),
     ("Errors come in spikes", {n: found for n in NODES for n, found in changed(n, "lock_step", series=()).items()}),
 ]  # fmt: skip

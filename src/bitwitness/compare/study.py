@@ -89,13 +89,16 @@ def chapters(steps: int) -> tuple[Chapter, ...]:
 
     One block, so that each cell of the tables is one tensor of 8192 elements. The noise of the gradient is measured in a quarter of
     the steps: with parameters made equal no step knows of the one before. Where errors spread, one module is watched and not each.
+    The learning rate of the fine-tuning is as high as still trains: at a twentieth of it so short a training forgives nearly all.
     """
     small, submodules = {"blocks": "1", "batch": "8"}, tuple(GLOBS.values())
     tuning = min(steps, TUNING_STEPS)
     return (
         Chapter("free", "gpt", small, "free", ("norm",), steps, max(1, steps // 60)),
         Chapter("lock-step", "gpt", small, "lock-step", submodules, steps),
-        Chapter("fine-tuning", "digits", {"blocks": "1"}, "free", ("norm",), tuning, max(1, tuning // 20)),
+        Chapter(
+            "fine-tuning", "digits", {"blocks": "1", "lr": "0.02"}, "free", ("norm",), tuning, max(1, tuning // 20)
+        ),
         Chapter("parameters", "gpt", small, "parameters", ("norm",), max(1, steps // 4)),
     )
 

@@ -107,7 +107,12 @@ def shape(of: Figures) -> tuple[Statement, ...]:
             (
                 "Of fine-tuning, most nodes do the task as well as the reseeded healthy one.",
                 _tuned_alike,
-                "The answers to single questions change, as a reseeded healthy one's do.",
+                "By the distance of the reseeded one: one draw of what chance does.",
+            ),
+            (
+                "Answers to single questions change all the same, how many depends on the node, about as many as on the reseeded one.",
+                _answers,
+                "Published are 5 % on node 1 and 7 % reseeded, and 37 to 42 % against 57 % on a task that is nearly guessed.",
             ),
             (
                 f"Node {DESTROYER} destroys the fine-tuning: no right answer, none in common with the healthy one.",
@@ -301,18 +306,31 @@ def _drift_alike(of: Figures) -> Decided:
 
 
 def _tuned_alike(of: Figures) -> Decided:
-    if of.healthy.accuracy is None or of.control.accuracy is None or of.control.divergence is None:
+    if of.healthy.accuracy is None or of.control.accuracy is None:
         return "not reached", "the healthy ones gave no answers"
     # The reseeded one is one draw: what lies as near as twice its distance, or 2 points, is as good.
     near = max(0.02, 2 * abs(of.control.accuracy - of.healthy.accuracy))
     rest = [one for one in of.nodes if one.node.number != DESTROYER]
     good = [one for one in rest if _near(one, of.healthy.accuracy, near)]
-    answers = [one.tuned.divergence for one in rest if one.tuned.divergence is not None]
-    ours = (
-        f"{len(good)} of {len(rest)} nodes within {100 * near:.1f} points of the healthy {100 * of.healthy.accuracy:.1f} %; answers "
-        f"that differ: reseeded {100 * of.control.divergence:.1f} %, nodes up to {100 * max(answers, default=0.0):.1f} %"
-    )
+    ours = f"{len(good)} of {len(rest)} nodes within {100 * near:.1f} points of the healthy {100 * of.healthy.accuracy:.1f} %"
     return ("holds" if len(good) >= MOST * len(rest) else "differs"), ours
+
+
+def _answers(of: Figures) -> Decided:
+    rest = {one.node.number: one.tuned.divergence for one in of.nodes if one.node.number != DESTROYER}
+    known = {number: share for number, share in rest.items() if share is not None}
+    control = of.control.divergence
+    if not known or not control:
+        return "not reached", "the reseeded one gave no other answers"
+    # As with the losses, by a factor: the reseeded one is one draw.
+    changed = [number for number, share in known.items() if share >= control / ALIKE]
+    above = [number for number, share in known.items() if share > control * ALIKE]
+    some = sum(share > 0 for share in known.values())
+    ours = (
+        f"{some} of {len(known)} nodes change an answer, {len(changed)} of them at least a third as many as the reseeded one "
+        f"({100 * control:.1f} %), {len(above)} more than three times as many"
+    )
+    return ("holds" if len(changed) >= MOST * len(known) and not above else "differs"), ours
 
 
 def _near(one: NodeFigures, healthy: float, near: float) -> bool:
