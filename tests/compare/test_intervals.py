@@ -144,3 +144,14 @@ def test_correlation_is_not_said_of_too_little() -> None:
     assert spearman([(float(number), 1.0) for number in range(20)]) is None
     assert spearman([(float(number), float(number)) for number in range(7)]) is None
     assert spearman([(None, float(number)) for number in range(20)]) is None
+
+
+def test_every_interval_holds_the_share_that_was_measured(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(4000):
+        size = dice.choice([1, 2, 10, 96, 1000, 10**6])
+        steps = [
+            (dice.choice([0, dice.randint(0, size), size, min(1, size)]), size) for _ in range(dice.randint(1, 12))
+        ]
+        found = rate(steps)
+        assert 0 <= found.low <= (found.share or 0.0) <= found.high <= 1, steps

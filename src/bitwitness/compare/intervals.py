@@ -92,7 +92,7 @@ def _clopper_pearson(count: float, of: float, below: float, above: float) -> tup
         low = count * odds / (of - count + 1 + count * odds)
     if count < of:
         odds = _paulson(2 * (count + 1), 2 * (of - count), above)
-        high = (count + 1) * odds / (of - count + (count + 1) * odds)
+        high = 1.0 if math.isinf(odds) else (count + 1) * odds / (of - count + (count + 1) * odds)
     return low, high
 
 

@@ -222,6 +222,13 @@ def _outcome(
     for one in modes:
         if why := one.cut_short():
             return "not characterised", f"{suspect.name} did not come to its end ({one.mode}): {why}"
+    for one in [one for one in modes if one.counted][:1]:  # the one that says most
+        void = len(one.steps.seen) - len(one.counted)
+        if void > len(one.counted):
+            return "not characterised", (
+                f"{void:,} of {len(one.steps.seen):,} steps do not count ({one.mode}: {_why_void(one.steps)}), which is most of them; nothing is "
+                f"wrong in those that do. Compare {suspect.name} with other references"
+            )
     return "nothing seen", _nothing(suspect, modes, made, confidence)
 
 
