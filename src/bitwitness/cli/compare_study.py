@@ -58,7 +58,7 @@ def study(ctx: click.Context, options: Mapping[str, Any]) -> int:
         screen.print(styled(f"interrupted: {out} has what was done so far, and no tables", "yellow"), soft_wrap=True)
         return 128 + asked.number
     echo_study(out, as_json=options["as_json"])
-    return 0 if made.holds else 1
+    return 0  # a statement that differs is a finding, and in the tables
 
 
 class _Told:

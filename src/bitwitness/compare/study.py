@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,11 +37,14 @@ from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.runfiles import utc_now
 from bitwitness.runfiles.files import read_json, write_bytes, write_json
 from bitwitness.scan.devices import this_device
+from bitwitness.supervise.processes import die_with_parent
 
 STEPS = 600
 """Enough for node 13, which is clean until step 450."""
 
 TUNING_STEPS = 200
+_NO_VARIABLE = "BITWITNESS_PARENT_OF_STUDY"
+"""The one that is usual names the parent of this whole command, where it has one."""
 _CPU = torch.device("cpu")
 _RECORD, _PAGE, _TEXT = "study.json", "study.html", "study.md"
 
@@ -77,11 +81,6 @@ class Study:
     seconds: float
     time: str
     software: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether no statement differs; those that a short study does not reach are none."""
-        return all(one.held != "differs" for one in self.shape)
 
 
 def chapters(steps: int) -> tuple[Chapter, ...]:
@@ -282,6 +281,8 @@ def _listen(told: Any, progress: Progress | None) -> None:
 
 
 def _in_a_process(folder: Path, chapter: Chapter, nodes: Sequence[Node], seed: int, told: Any) -> None:
+    die_with_parent(_NO_VARIABLE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells all of a group; who started this decides
     try:
         run_chapter(folder, chapter, nodes, seed, lambda name, done, of: told.put((name, done, of, "")))
     except BitwitnessError as error:
