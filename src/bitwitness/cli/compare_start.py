@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import click
-import torch
 from rich.console import Console
 
 from bitwitness.cli import compare_seats
@@ -32,7 +31,7 @@ from bitwitness.cli.output import console, plain, print_json, styled
 from bitwitness.compare import judging, report
 from bitwitness.compare.checking import check_participants, check_work
 from bitwitness.compare.exchange import Alone, Exchange, Ranks
-from bitwitness.compare.lineup import Lineup
+from bitwitness.compare.lineup import Lineup, one_thread
 from bitwitness.compare.records import CompareFiles, Mode
 from bitwitness.compare.results import Result
 from bitwitness.compare.settings import Settings
@@ -114,7 +113,7 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     make = load(options["workload"], options["pairs"])
     out = check_out(options["out"], "comparisons") if among is None or among.rank == 0 else options["out"]
     settings = _settings(options, out)
-    with _one_thread(), _exchange(among, settings.timeout) as exchange:
+    with one_thread(), _exchange(among, settings.timeout) as exchange:
         settings = _agree(settings, exchange)
         if isinstance(exchange, Ranks):
             assert among is not None
@@ -242,17 +241,6 @@ def _exchange(among: Torchrun | None, timeout: float) -> Iterator[Exchange]:
         raise
     finally:
         ranks.close()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """On processors sums are divided by the number of threads: one, so that nodes with other numbers of cores agree."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _together(exchange: Exchange, do: Callable[[], T]) -> T:

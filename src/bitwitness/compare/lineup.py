@@ -7,8 +7,8 @@ all seats are here; under torchrun each process has one, and sharing is a collec
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -89,3 +89,14 @@ def settled(seats: Sequence[Seat]) -> ExitStack:
     for device in devices or {torch.device("cpu")}:
         stack.enter_context(random_state_kept(device, ()))
     return stack
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """How many threads there are decides how sums are divided, and so their bits; participants of one machine share its cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -13,8 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 
 from bitwitness.compare import workload
 from bitwitness.compare.judging import judged
-from bitwitness.compare.lineup import Lineup, Seat
+from bitwitness.compare.lineup import Lineup, Seat, one_thread
 from bitwitness.compare.nodes import GLOBS, INVENTED, Node
 from bitwitness.compare.records import Account, CompareFiles, Mode, Participant
 from bitwitness.compare.results import Result
@@ -181,7 +180,7 @@ def run_chapter(folder: Path, chapter: Chapter, nodes: Sequence[Node], seed: int
         if progress is not None:
             progress(chapter.name, done, chapter.steps)
 
-    with _one_thread():
+    with one_thread():
         Lineup(seats, settings, files).run(tell)
 
 
@@ -197,17 +196,6 @@ def _seats(chapter: Chapter, nodes: Sequence[Node], seed: int) -> list[Seat]:
         who = Participant(node.name, "suspect", this_device(rank, _CPU, node.name), str(node))
         seats.append(Seat(who, _CPU, make, Simulated(str(node), seed)))
     return seats
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tensors are too small to be worth more, and comparisons run beside each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def judged_nodes(folder: Path, nodes: Sequence[Node]) -> dict[int, NodeResults]:

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812  (the name everybody knows it by)
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bitwitness.compare.lineup import one_thread
 from bitwitness.compare.workload import Workload
 from bitwitness.errors import ConfigurationError
 from bitwitness.examples import gpt as language
@@ -216,7 +217,7 @@ def _images() -> Images:
 def _pretrained(config: GPTConfig) -> dict[str, Tensor]:
     """Weights that were trained on the first images; not more than that, so that there is something left to learn."""
     images = _images()
-    with _always_alike(), _one_thread(), sdpa_kernel(SDPBackend.MATH):
+    with _always_alike(), one_thread(), sdpa_kernel(SDPBackend.MATH):
         model = RowReader(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for step in range(PRETRAINING_STEPS):
@@ -225,17 +226,6 @@ def _pretrained(config: GPTConfig) -> dict[str, Tensor]:
             optimizer.step()
             optimizer.zero_grad()
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums are added up in the same order wherever the weights are made: by how many threads there are, they would not be."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # Both ----------------------------------------------------------------------------------------------------------------
