@@ -135,6 +135,9 @@ for step in range(4):
 """
 """Its second start passes the same steps again."""
 
+RANKS = 2 if EXHAUSTIVE else 1
+"""Of the script that is hit and hit again: each is a process that imports torch."""
+
 LATE = """
 import torch
 
@@ -164,7 +167,7 @@ def _run(
     )
 
 
-def _replay(folder: Path, record: Path, *options: str) -> tuple[int, dict[str, Any]]:
+def _replay(folder: Path, record: Path, *options: str, ranks: int = 2) -> tuple[int, dict[str, Any]]:
     """Of what `_run` has run before, into another directory."""
     words = [sys.executable, "-m", "bitwitness", "fault", "replay", "--json", str(record)]
     words += [
@@ -173,7 +176,7 @@ def _replay(folder: Path, record: Path, *options: str) -> tuple[int, dict[str, A
         "bitwitness",
         "run",
         "--nproc-per-node",
-        "2",
+        str(ranks),
         "--run-dir",
         "again",
         *options,
@@ -188,14 +191,17 @@ def _strikes(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_a_script_is_hit_from_outside_and_again_by_its_record(tmp_path: Path) -> None:
-    done = _run(tmp_path, "hit", BITWITNESS_FAULT="rank=1 grad_w:weight @ step=2 : n=1 -> bit=26")
+    last = RANKS - 1
+    line = f"rank={last} grad_w:weight @ step=2 : n=1 -> bit=26"
+    done = _run(tmp_path, "hit", ranks=RANKS, BITWITNESS_FAULT=line)
     assert done.returncode == 0, done.stderr
     assert "damaged on purpose" in done.stdout + done.stderr
     (strike,) = _strikes(tmp_path / "hit")
     assert (strike["site"]["step"], strike["site"]["name"]) == (2, "weight")
     session = json.loads((tmp_path / "hit" / "supervise" / "session.json").read_text())["id"]
     assert [one.start for one in injected_into(tmp_path / "hit")] == [f"{session}/1"], "the first of this session alone"
-    assert _replay(tmp_path, tmp_path / "hit" / "faults" / "rank-00001.jsonl")[1]["reproduced"] is True
+    recorded = tmp_path / "hit" / "faults" / f"rank-{last:05d}.jsonl"
+    assert _replay(tmp_path, recorded, ranks=RANKS)[1]["reproduced"] is True
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="several supervised runs: BITWITNESS_EXHAUSTIVE=1")
@@ -223,20 +229,14 @@ def test_a_run_directory_that_is_used_again_is_hit_by_another_fault(tmp_path: Pa
         record.read(tmp_path / "hit" / "faults")
 
 
-def test_an_optimizer_that_is_made_late_counts_the_steps(tmp_path: Path) -> None:
-    line = "grad_w:1.weight @ step=2 : n=1 -> bit=26"
-    done = _run(tmp_path, "hit", script=LATE, ranks=1, BITWITNESS_FAULT=line)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [2]
-
-
-def test_the_first_call_is_hit_where_a_death_has_left_half_a_record(tmp_path: Path) -> None:
+def test_an_optimizer_that_is_made_late_counts_the_steps_where_a_death_has_left_half_a_record(tmp_path: Path) -> None:
     """What the model is called with is hit from the first call on; what an earlier start left stops no later one."""
     (tmp_path / "hit" / "faults").mkdir(parents=True)
     (tmp_path / "hit" / "faults" / "rank-00000.jsonl").write_text('{"schema": 1, "si')
-    done = _run(tmp_path, "hit", ranks=1, BITWITNESS_FAULT="rank=0 input @ step=0 : n=1 -> bit=26")
-    assert done.returncode == 0, done.stderr
-    assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [0]
+    lines = "rank=0 input @ step=0 : n=1 -> bit=26 & grad_w:1.weight @ step=2 : n=1 -> bit=26"
+    done = _run(tmp_path, "hit", script=LATE, ranks=1, BITWITNESS_FAULT=lines)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one["site"]["step"] for one in _strikes(tmp_path / "hit")] == [0, 2]
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="a supervised run more: BITWITNESS_EXHAUSTIVE=1")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -305,6 +306,22 @@ REFUSALS = {
     "weights before gradients": Refusal(_driving(_weights_first), C, ("verify_gradients()", "both"), leaves_files=True),
     "closed": Refusal(_driving(_closed), C, ("closed", "make a new one"), leaves_files=True),
 }
+TRIED_AGAIN = {
+    "no loss_fn",
+    "different policies",
+    "model is plain on rank 1",
+    "run_dir below a file",
+    "second guard",
+    "vector loss",
+    "loss keeps state",
+    "loss with a collective",
+    "backward twice",
+    "step too early",
+    "closed",
+}
+"""After these the model is guarded and trained by default, after all others with `BITWITNESS_EXHAUSTIVE=1`."""
+if os.environ.get("BITWITNESS_EXHAUSTIVE") != "1":
+    REFUSALS = {name: replace(one, again=one.again and name in TRIED_AGAIN) for name, one in REFUSALS.items()}
 
 
 def absent(place: Rank, missing: int) -> Seen:

@@ -1,7 +1,7 @@
 """Each class of fault on a rank of three nodes, of one rank or two: stopped in time, on every rank, and rightly named.
 
-By default each is tried on one rank, on the first, a middle and the last in turn, and on nodes of one rank and of two in turn;
-`BITWITNESS_EXHAUSTIVE=1` tries it on all three ranks, on nodes of two.
+By default each is tried on one rank, on the first, a middle and the last in turn, once or staying, and on nodes of one rank with every
+fourth on nodes of two; `BITWITNESS_EXHAUSTIVE=1` tries it on all three ranks, on nodes of two, and most of them both once and staying.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
 RANKS = {1: (0, 1, 2), 2: (0, 2, 5)}
 """On nodes of one rank and of two: where faults are put."""
 STEP = 2
-PLAN = Plan(steps=4, policy={"audit": "gradients"})
+PLAN = Plan(steps=STEP + 1, policy={"audit": "gradients"})
 HOOKED = replace(PLAN, faulty_hook=True)
 REBUILT = replace(PLAN, rebuild=True)
 
@@ -48,6 +48,18 @@ BEFORE_UPDATE = [
     ("inf after the all-reduce", False, PLAN, "collective"),
     ("inf in the all-reduce", False, HOOKED, "collective"),
 ]
+if not EXHAUSTIVE:
+    BEFORE_UPDATE = [
+        ("matmul", False, PLAN, "compute"),
+        ("random matmul", True, PLAN, "compute"),
+        ("layer norm", True, PLAN, "compute"),
+        ("gradient x 4", False, PLAN, "compute"),
+        ("backward matmul", True, PLAN, "compute"),
+        ("gradient sign", True, PLAN, "compute"),
+        ("nan gradient", False, PLAN, "numeric"),
+        ("token", True, REBUILT, "input"),
+        *(case for case in BEFORE_UPDATE if case[3] == "collective"),
+    ]
 AFTER_UPDATE = [
     ("weight sign", False, PLAN, "memory"),
     ("weight last bit", False, PLAN, "memory"),
@@ -61,7 +73,7 @@ def _param(fault: Fault, per_node: int, *rest: object) -> ParameterSet:
 
 def _turn(number: int) -> tuple[int, tuple[int, ...]]:
     """How many ranks a node has for this case, and which of them are hit."""
-    per_node = 2 if EXHAUSTIVE or number % 2 == 0 else 1
+    per_node = 2 if EXHAUSTIVE or number % 4 == 0 else 1
     return per_node, RANKS[per_node] if EXHAUSTIVE else (RANKS[per_node][number % 3],)
 
 
@@ -73,8 +85,9 @@ CASES = [
 ]
 IN_REPLAYS = [
     _param(Fault(what, rank, STEP, persistent, "replays"), per_node)
-    for what in ("matmul", "gradient x 4", "nan gradient")
+    for which, what in enumerate(("matmul", "gradient x 4", "nan gradient"))
     for persistent, number in ((False, 4), (True, 5))
+    if EXHAUSTIVE or persistent == (which == 1)
     for per_node, ranks in [_turn(number)]
     for rank in (ranks[1:] if EXHAUSTIVE else ranks)
 ]

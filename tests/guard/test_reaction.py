@@ -1,4 +1,7 @@
-"""Instead of raising: a step that is run again leaves no trace, one that is dropped leaves the weights; all ranks alike."""
+"""Instead of raising: a step that is run again leaves no trace, one that is dropped leaves the weights; all ranks alike.
+
+Ways to train that are nearly others are tried with `BITWITNESS_EXHAUSTIVE=1`.
+"""
 
 from __future__ import annotations
 

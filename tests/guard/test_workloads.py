@@ -1,6 +1,7 @@
 """The ways in which people train: each guarded without an alarm, bit for bit like the plain loop, and each still guarded.
 
-One run tells both: a fault strikes in its last step. What combines two of them is tried with `BITWITNESS_EXHAUSTIVE=1`.
+One run tells both: a fault strikes in its last step. What combines two of them, or is nearly another, is tried with
+`BITWITNESS_EXHAUSTIVE=1`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.guard.training import Plan, averaging_hook, fp16_hook, power_sgd, run
 
 pytestmark = pytest.mark.timeout(300)
 
-STEP = 4
+STEP = 3
 FAULT = Fault("matmul", 1, STEP, True, "training")
 AUTO = Plan(steps=STEP + 1, policy={"audit": "auto"})
 
@@ -70,6 +71,11 @@ WORKLOADS = {
     "hooks on parameters": replace(AUTO, model=models.Hooked),
 }
 COMBINED = {
+    "gradients",
+    "batch norm, not broadcast",
+    "batch norm, accumulated",
+    "fp16, scaler, accumulated",
+    "bf16 around the loop",
     "nested batch rebuilt",
     "batch norm, accumulated, not broadcast",
     "frozen, unused, accumulated",

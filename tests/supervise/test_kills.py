@@ -1,7 +1,9 @@
 """`kill -9` at random instants, of a worker, an agent or a wrapper, between saves and in the midst of one.
 
 Whatever was killed, the same command then goes on; the end is bit for bit that of a job that was left alone; no file is
-half-written and no process stays behind. One instant on two nodes by default; `BITWITNESS_EXHAUSTIVE=1` takes forty on three.
+half-written and no process stays behind. One instant on one node of two ranks by default; `BITWITNESS_EXHAUSTIVE=1` takes forty on
+three nodes.
+The job that was left alone is run without a supervisor, by processes that need not import torch.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ import pytest
 
 from bitwitness.runfiles import RunFiles, read_label
 from bitwitness.runfiles.label import verify_files
+from tests.guard.harness import Scenario, launch
+from tests.supervise import real_job
 
 EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
 INSTANTS = 40 if EXHAUSTIVE else 1
 VICTIMS = ("worker", "agent", "wrapper", "everything")
 MARK = "BITWITNESS_TEST_KILLS"
-NODES = 3 if EXHAUSTIVE else 2
+NODES, PER_NODE = (3, 1) if EXHAUSTIVE else (1, 2)
+RANKS = NODES * PER_NODE
+PAUSE = 0.05
+IMPORTS = 5.0
+"""Seconds: what comes before the training takes about so long."""
 
 pytestmark = pytest.mark.timeout(60 + 60 * INSTANTS)
 
@@ -42,8 +50,18 @@ class Place:
         return self.folder / "run"
 
     def start(self) -> subprocess.Popen[bytes]:
-        job = [str(Path(__file__).with_name("real_job.py")), str(self.run_dir), str(self.folder), "0.05"]
-        options = ["--local", "--nodes", str(NODES), "--run-dir", str(self.run_dir), "--max-restarts", "2"]
+        job = [str(Path(__file__).with_name("real_job.py")), str(self.run_dir), str(self.folder), str(PAUSE)]
+        options = [
+            "--local",
+            "--nodes",
+            str(NODES),
+            "--nproc-per-node",
+            str(PER_NODE),
+            "--run-dir",
+            str(self.run_dir),
+            "--max-restarts",
+            "2",
+        ]
         environment = os.environ | {MARK: str(self.folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         with (self.folder / "output.log").open("ab") as log:
             return subprocess.Popen(
@@ -80,7 +98,7 @@ class Place:
         }
 
     def digests(self) -> list[str]:
-        return [(self.folder / f"rank-{rank}").read_text() for rank in range(NODES)]
+        return [(self.folder / f"rank-{rank}").read_text() for rank in range(RANKS)]
 
     def output(self) -> str:
         return (self.folder / "output.log").read_text(errors="replace")[-6000:]
@@ -104,6 +122,13 @@ def _gone(place: Place, seconds: float = 20.0) -> bool:
     return True
 
 
+def _wait_until_it_trains(place: Place, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while process.poll() is None and not list(place.folder.glob("training-*")):
+        assert time.monotonic() < deadline, f"it does not begin:\n{place.output()}"
+        time.sleep(0.02)
+
+
 def _run_to_the_end(place: Place, attempts: int = 3) -> None:
     for _ in range(attempts):
         process = place.start()
@@ -123,24 +148,26 @@ def _whole(place: Place) -> None:
     for path in files.checkpoints.list():
         assert not verify_files(path, read_label(path))
     assert not files.incidents(), "a kill was taken for corruption"
-    for rank in range(NODES):
+    for rank in range(RANKS):
         list(files.read_journal(rank))
 
 
 def test_killed_at_random_instants(tmp_path: Path, seed: int) -> None:
     reference = Place(tmp_path / "reference")
-    reference.folder.mkdir()
-    began = time.monotonic()
-    _run_to_the_end(reference, attempts=1)
-    length = time.monotonic() - began
+    scenario = Scenario("alone", real_job.alone, str(reference.folder), PER_NODE)
+    alone = launch([scenario], RANKS, reference.folder)
+    assert len(alone.seen("alone")) == RANKS
     draw = random.Random(seed)
     for number in range(INSTANTS):
         place = Place(tmp_path / f"instant-{number}")
         place.folder.mkdir()
         victim = draw.choice(VICTIMS)
-        # Later instants are likelier to meet the training than the imports before it.
-        instant = length * draw.uniform(0.1, 1.0) ** 0.5
         process = place.start()
+        if early := draw.random() < 0.2:
+            instant = draw.uniform(0.0, IMPORTS)
+        else:
+            instant = draw.uniform(0.0, 2 * PAUSE * real_job.STEPS)
+            _wait_until_it_trains(place, process)
         with suppress(subprocess.TimeoutExpired):
             process.wait(instant)
         pids = place.kinds()[victim]
@@ -148,7 +175,7 @@ def test_killed_at_random_instants(tmp_path: Path, seed: int) -> None:
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        said = f"instant {number}: {victim} {chosen} after {instant:.2f} s (seed {seed})"
+        said = f"instant {number}: {victim} {chosen} {instant:.2f} s after it began to {'run' if early else 'train'} (seed {seed})"
         try:
             code = process.wait(120)
         except subprocess.TimeoutExpired:
