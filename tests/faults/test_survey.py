@@ -43,27 +43,28 @@ def cells(*lines: str, factory: str = "mlp", **options: Any) -> list[CellSpec]:
     ]
 
 
-def test_every_impossible_fault_is_named_and_no_other() -> None:
+JOB = "import os\nfrom bitwitness.examples.jobs import mlp as make\nassert 'RANK' not in os.environ\n"
+
+
+def test_every_impossible_fault_is_named_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that lies in the current folder."""
+    (tmp_path / "job_here.py").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
     lines = (*IMPOSSIBLE, *POSSIBLE)
-    found = survey.ask(cells(*lines))
+    found = survey.ask(cells(*lines, factory="job_here:make"))
     assert sorted(found, key=int) == [str(n) for n in range(len(IMPOSSIBLE))]
     for number, (line, words) in enumerate(IMPOSSIBLE.items()):
         assert words in found[str(number)], line
 
 
-def test_a_job_lies_beside_the_campaign_or_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_lies_beside_the_campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or in the current folder, as above."""
     monkeypatch.setenv("RANK", "7")  # of another job, which a forker does not pass on either
-    (tmp_path / "job_beside.py").write_text(
-        "import os\nfrom bitwitness.examples.jobs import mlp as make\nassert 'RANK' not in os.environ\n"
-    )
+    (tmp_path / "job_beside.py").write_text(JOB)
     asked = cells("loss @ step=2 : all -> sign", factory="job_beside:make")
     with pytest.raises(ConfigurationError, match="job_beside"):  # here: a process of its own takes seconds to start
         survey.problems("job_beside:make", OPTIONS, [("0", asked[0].faults, 0)])
     assert survey.ask(asked, search_path(tmp_path)) == {}
-    monkeypatch.chdir(tmp_path)
-    assert survey.ask(asked) == {}
 
 
 def test_a_job_that_takes_for_ever_is_an_error() -> None:
