@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +38,8 @@ WINDOWS: tuple[tuple[Literal["light", "dark"], str], ...] = (
     ("dark", "phone"),
     ("light", "phone"),
 )
+if os.environ.get("BITWITNESS_EXHAUSTIVE") != "1":
+    WINDOWS = (("light", "wide"), ("dark", "phone"))
 
 
 def settled(page: Page) -> None:
@@ -46,7 +49,7 @@ def settled(page: Page) -> None:
 
 
 def pictures(page: Page, name: str) -> None:
-    """One of each kind, kept in build/screenshots to be looked at. Nothing is wider than the window, and dark is not light."""
+    """One of each kind, or by default two, kept in build/screenshots to be looked at. Nothing is wider than the window, and dark is not light."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     colours = {}
     for scheme, size in WINDOWS:

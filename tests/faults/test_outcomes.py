@@ -201,8 +201,10 @@ def wandering(draw: random.Random, alike: float, jump: float = 0.0, at: int = 0)
     return tuple(losses)
 
 
+EXHAUSTIVE = os.environ.get("BITWITNESS_EXHAUSTIVE") == "1"
+RUNS = 150 if EXHAUSTIVE else 75
 PAIRS = ((0.0, 3), (0.5, 6), (0.9, 3))
-MORE_PAIRS = ((0.0, 6), (0.5, 3), (0.9, 6)) if os.environ.get("BITWITNESS_EXHAUSTIVE") == "1" else ()
+MORE_PAIRS = ((0.0, 6), (0.5, 3), (0.9, 6)) if EXHAUSTIVE else ()
 
 
 @pytest.mark.parametrize(("alike", "count"), PAIRS + MORE_PAIRS)
@@ -210,7 +212,7 @@ def test_noise_is_not_harm_and_a_jump_of_six_sigma_is(alike: float, count: int) 
     """Looking at 200 steps finds three sigma in one run of seven, so that as many of the harmless faults were called harmful."""
     draw = random.Random(f"{alike}/{count}")
     harmed = found = 0
-    for _ in range(150):
+    for _ in range(RUNS):
 
         def one(jump: float = 0.0) -> Series:
             evaluation = {"loss": 0.5 + 0.02 * draw.gauss(0.0, 1.0)}  # whose noise is more than what is tolerated
@@ -219,8 +221,8 @@ def test_noise_is_not_harm_and_a_jump_of_six_sigma_is(alike: float, count: int) 
         references, clean = [one() for _ in range(count)], one()
         harmed += told(one(), references, clean).label not in ("masked-identical", "masked-drifted")
         found += told(one(6.0), references, clean).label in ("sharp-degrade", "sharp-slow-degrade")
-    assert harmed <= 0.03 * 150
-    assert found >= 0.9 * 150
+    assert harmed <= 0.03 * RUNS
+    assert found >= 0.9 * RUNS
 
 
 @pytest.mark.parametrize("left", range(1, 8))

@@ -257,6 +257,10 @@ CALLBACKS: dict[str, tuple[Callable[[Rank], Any], list[Any], str]] = {
 }
 """What is given, the actions that must be noted, and words of the error; "says raise" is an error without any."""
 
+MUCH_ALIKE = ("a partial one", "says something else", "says a list", "raises on one rank")
+if os.environ.get("BITWITNESS_EXHAUSTIVE") != "1":
+    CALLBACKS = {name: one for name, one in CALLBACKS.items() if name not in MUCH_ALIKE}
+
 
 def asked(place: Rank, name: str) -> Seen:
     run = TrainingRun(

@@ -55,7 +55,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_real_job_is_shown_and_its_own_exit_code_comes_out(script: Path, tmp_path: Path) -> None:
     """torchrun itself would end with 1. That it is started again, and finishes, is in test_kills.py."""
-    arguments = ["--nodes", "2", "--run-dir", str(tmp_path / "run"), "--json", str(script)]
+    arguments = ["--nproc-per-node", "2", "--run-dir", str(tmp_path / "run"), "--json", str(script)]
     done = subprocess.run(
         [sys.executable, "-m", "bitwitness", "run", *arguments, "--lr", "0.1", "--json"],
         env={name: value for name, value in os.environ.items() if name not in INDICES},
@@ -67,8 +67,8 @@ def test_a_real_job_is_shown_and_its_own_exit_code_comes_out(script: Path, tmp_p
     assert done.returncode == 7, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     assert (summary["outcome"], summary["generations"], summary["exit_code"]) == ("failed", 1, 7)
-    assert "rank 1 on node-1 ended with exit code 7" in summary["reason"]
-    assert "[rank 1] rank 1 has 8 on node-1 ['--lr', '0.1', '--json']" in done.stderr
+    assert "rank 1 on node-0 ended with exit code 7" in summary["reason"]
+    assert "[rank 1] rank 1 has 8 on node-0 ['--lr', '0.1', '--json']" in done.stderr
     assert "torchrun" not in done.stderr.lower()  # its own table of failures says nothing that was not said
 
 
