@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bitwitness.compare import judging
 from bitwitness.compare.judging import judge, judged
 from bitwitness.compare.records import Account, CompareFiles, Difference, Mode, Participant, Role, Site, Step
 from bitwitness.compare.results import Result, Row
@@ -89,6 +90,12 @@ def row(rows: Sequence[Row], group: str, phase: str) -> Row:
     return found
 
 
+@pytest.fixture
+def once_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is not about how often: a suspect that is wrong once is wrong."""
+    monkeypatch.setattr(judging, "CHANCE", 1.0)
+
+
 # What is said --------------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +115,7 @@ def test_who_is_equal_in_all_has_nothing_seen_and_bounds() -> None:
     assert result.references == (LEADER, FIRST, SECOND)
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_who_differs_alone_is_wrong_with_figures() -> None:
     wrong = {3: {OUT: (5, "a"), GRAD: (1, "b")}, 7: {OUT: (1, "c")}}
     result = says([account(LEADER), account(FIRST), account(SECOND), account(SUSPECT, wrong)])
@@ -134,15 +142,50 @@ def test_who_differs_alone_is_wrong_with_figures() -> None:
     assert row(mode.groups, "ffn", "forward").mismatches.count == 6
     assert [one.mismatches for one in mode.series if one.mismatches] == [6, 1]
     assert {one.dtype for one in mode.patterns} == {"float32", "bfloat16"}
-    assert not any("once" in note for note in result.notes)
 
 
-def test_what_was_seen_once_is_said_to_be_so() -> None:
-    result = says([account(LEADER), account(FIRST), account(SUSPECT, {3: {OUT: (5, "a")}})])
-    assert result.outcome == "differs"
-    assert "seen once" in result.notes[0]
+@pytest.mark.parametrize(("references", "enough"), [(2, 7), (3, 5), (7, 4)])
+def test_work_that_rarely_does_not_repeat_would_strike_others_too(references: int, enough: int) -> None:
+    others = [participant(f"reference-{number}", "reference", 10 + number) for number in range(1, references)]
+    who = (LEADER, *others, SUSPECT)
+    for times in (1, enough - 1, enough):
+        wrong = {step: {OUT: (5, f"{step}")} for step in range(times)}
+        result = says([account(LEADER), *map(account, others), account(SUSPECT, wrong)], who=who)
+        assert result.outcome == ("differs" if times == enough else "not characterised")
+        assert result.modes[0].total is not None
+        assert result.modes[0].total.mismatches.count == 5 * times, "figures are there in any case"
+        if times < enough:
+            assert f"seen {times} time" in result.sentence
+            assert f"{enough} times would tell" in result.sentence
 
 
+def test_what_strikes_references_as_often_is_the_work() -> None:
+    mine = {step: {OUT: (5, f"{step}")} for step in range(8)}
+    theirs = {step: {OUT: (5, f"{step}")} for step in range(8, 16)}
+    result = says([account(LEADER), account(FIRST, theirs), account(SUSPECT, mine)])
+    assert result.outcome == "not characterised"
+    assert "references differed in 8" in result.sentence
+
+
+def test_in_the_free_run_all_that_follows_is_the_same_event() -> None:
+    wrong = {step: {OUT: (5, f"{step}")} for step in range(2, 20)}
+    result = says([account(LEADER, mode="free"), account(FIRST, mode="free"), account(SUSPECT, wrong, mode="free")])
+    assert result.outcome == "not characterised"
+    assert "seen 1 time," in result.sentence
+
+
+def test_other_results_of_the_task_are_a_difference() -> None:
+    accounts = [account(who, mode="free") for who in (LEADER, FIRST, SUSPECT)]
+    for one, answers in zip(accounts, ([1, 2], [1, 2], [1, 3]), strict=True):
+        one.results = {"digits": answers}
+    result = says(accounts)
+    assert result.outcome == "not characterised"
+    assert "gave other results of the task" in result.sentence
+    accounts[1].results = {"digits": [0, 0]}
+    assert says(accounts).outcome == "nothing seen", "references differ: then it says nothing"
+
+
+@pytest.mark.usefixtures("once_is_enough")
 def test_what_code_between_the_modules_gets_wrong_is_noted() -> None:
     result = says([account(LEADER), account(FIRST), account(SUSPECT, {3: {IN: (1, "a")}, 4: {IN: (1, "b")}})])
     assert result.outcome == "differs"
@@ -164,6 +207,7 @@ def test_a_leader_that_is_wrong_is_in_doubt_and_the_suspect_is_not() -> None:
     assert result.modes[0].series[3].void
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_a_reference_that_is_wrong_takes_its_steps_with_it_and_no_more() -> None:
     broken, wrong = {3: {OUT: (5, "x")}}, {3: {BACK: (1, "z")}, 9: {BACK: (1, "y")}, 10: {BACK: (1, "w")}}
     result = says([account(LEADER), account(FIRST, broken), account(SECOND), account(SUSPECT, wrong)])
@@ -204,6 +248,7 @@ def test_a_second_seat_on_the_leaders_device_confirms_nothing() -> None:
     assert says(accounts, who=(LEADER, same, SECOND, SUSPECT)).outcome == "not characterised"
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_two_suspects_that_agree_outvote_two_references_that_may_both_be_wrong() -> None:
     wrong = {3: {OUT: (5, "x")}, 4: {OUT: (5, "y")}}
     two = [account(LEADER), account(FIRST), account(SUSPECT, wrong), account(OTHER, wrong)]
@@ -258,9 +303,13 @@ def test_a_leader_that_failed_is_not_the_suspects_fault() -> None:
     ended = "the leader takes no further part: step 5: it ran out of memory"
     accounts = [account(LEADER, steps=5, ended="step 5: it ran out of memory")]
     accounts += [account(who, steps=5, ended=ended) for who in (FIRST, SUSPECT)]
-    assert says(accounts).outcome == "nothing seen"
+    result = says(accounts)
+    assert result.outcome == "not characterised"
+    assert result.sentence.startswith("leader did not come to its end")
+    assert "ran out of memory" in result.sentence
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_a_tensor_that_never_came_is_a_difference_whoever_lacks_it() -> None:
     result = says([account(LEADER), account(FIRST), account(SUSPECT, missing={6: GRAD})])
     assert result.outcome == "differs"
@@ -280,6 +329,7 @@ def test_nothing_counts_without_a_leader_a_reference_or_a_step() -> None:
         says([account(who) for who in WHO], "nobody")
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_a_lost_journal_of_the_leader_leaves_what_followers_compared_with_its_tape() -> None:
     wrong = {3: {OUT: (5, "x")}, 4: {OUT: (5, "y")}}
     result = says([account(FIRST), account(SECOND), account(SUSPECT, wrong)])
@@ -305,6 +355,7 @@ def test_answers_become_accuracy_and_divergence() -> None:
     assert mode.control[4].reference_loss == 5.0
 
 
+@pytest.mark.usefixtures("once_is_enough")
 def test_it_is_read_from_files(tmp_path: Path) -> None:
     files = CompareFiles(tmp_path / "out")
     files.create()

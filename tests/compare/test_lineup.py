@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bitwitness.compare import hooks
+from bitwitness.compare.judging import judge
 from bitwitness.compare.lineup import Lineup
 from bitwitness.compare.participant import Runner
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.simulated import Simulated
-from bitwitness.compare.tape import Tape
 from bitwitness.errors import ConfigurationError
 from bitwitness.guard.rewind import RandomState
 from tests.compare.lineups import (
@@ -200,7 +200,7 @@ def test_a_suspect_that_breaks_is_lost_and_nobody_else_is(tmp_path: Path) -> Non
     files = compared(tmp_path, {"suspect": Broken(2)}, modes=["lock-step"])
     lost = account(files, "suspect")
     assert [step.step for step in lost.steps] == [0, 1]
-    assert lost.ended == "step 2: IndexError: index 7000 is out of bounds"
+    assert lost.ended.startswith("step 2: IndexError: index 7000 is out of bounds")
     assert [step.step for step in account(files, "reference-1").steps] == [0, 1, 2, 3]
     assert account(files, "reference-1").ended == "done"
 
@@ -249,7 +249,8 @@ def test_who_goes_another_way_in_lock_step_is_lost(tmp_path: Path) -> None:
     make = make_with(Turns, rows, squared)
     files = compared(tmp_path, {"suspect": OtherWay()}, make=make, modes=["lock-step"])
     found = account(files, "suspect")
-    assert [step.step for step in found.steps] == [0]
+    assert [step.step for step in found.steps] == [0, 1], "what was wrong in the step in which it was lost is written"
+    assert found.steps[1].differences
     assert "step 1: went another way than the leader" in found.ended
 
 
@@ -334,7 +335,9 @@ def test_a_torn_or_damaged_line_costs_only_itself(tmp_path: Path) -> None:
 
 def test_the_tape_of_a_lost_leader_says_why() -> None:
     runner = Runner(seats({"reference-0": Broken(0)})[0], "free", Settings("x", "tiny"), None)
-    assert runner.record(0) == Tape(0, lost="step 0: IndexError: index 7000 is out of bounds")
+    tape = runner.record(0)
+    assert tape.lost.startswith("step 0: IndexError: index 7000 is out of bounds")
+    assert not tape.entries
     assert runner.record(1).lost
 
 
@@ -343,3 +346,81 @@ def test_makers_make_the_same_weights_for_every_seed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
     assert not torch.equal(one.batch(0), other.batch(0))
     assert copy.deepcopy(one.batch(0)).shape == (6, 12)
+
+
+class Frozen(nn.Module):
+    """Most of it is not trained, and one buffer never changes: as in a fine-tuning of few parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.big = nn.Linear(12, 12)
+        self.big.requires_grad_(requires_grad=False)
+        self.norm = nn.BatchNorm1d(12)
+        self.register_buffer("table", torch.ones(7))
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.norm(self.big(x)))
+        return y
+
+
+def test_what_nobody_computed_is_compared_and_is_no_trial(tmp_path: Path) -> None:
+    make = make_with(Frozen, rows, squared)
+    files = compared(tmp_path, make=make, modes=["lock-step"])
+    phases: dict[str, set[str]] = {}
+    for one in account(files, "suspect").sites:
+        phases.setdefault(one.phase, set()).add(f"{one.module}.{one.tensor}")
+    assert phases["memory"] == {"big.weight", "big.bias", ".table"}
+    assert phases["update"] == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert {"norm.running_mean", "norm.running_var"} <= phases["state"]
+    (mode,) = judge(files, "suspect").modes
+    assert mode.total is not None
+    everything = sum(one.elements for one in account(files, "suspect").sites if one.phase not in ("batch", "memory"))
+    assert mode.total.mismatches.of == 4 * everything
+    struck = compared(tmp_path / "struck", "param:big.weight @ step=1 : n=1 -> bit=3", make=make, modes=["lock-step"])
+    assert wrong(struck) == [(1, "big memory[weight]", 1)]
+    assert account(struck, "suspect").steps[-1].differences == ()
+
+
+def test_buffers_are_compared_in_the_free_run_too(tmp_path: Path) -> None:
+    make = make_with(Frozen, rows, squared)
+    files = compared(tmp_path, "buffer:norm.running_mean @ step=1 : n=1 -> set=9.0", make=make, modes=["free"])
+    assert [where for step, where, _ in wrong(files, mode="free") if step == 1] == ["norm state[running_mean]"]
+
+
+class WrongThenBroken(Broken):
+    """Wrong in its last step, in which it also breaks."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self._fault = Simulated("fwd_out:first.up @ every=1 : n=2 -> set=9.0 ; permanent", 5)
+
+    def attach(self, workload: Any) -> None:
+        self._fault.attach(workload)
+        optimizer = workload.all_optimizers[0]
+        optimizer.register_step_pre_hook(lambda *_: self._break())
+
+    def _break(self) -> None:
+        if self.at == self.step:
+            raise IndexError("index 7000 is out of bounds")
+
+    def during(self, step: int) -> Any:
+        self.at = step
+        return self._fault.during(step)
+
+
+def test_what_was_wrong_in_the_step_in_which_it_breaks_is_kept(tmp_path: Path) -> None:
+    files = compared(tmp_path, {"suspect": WrongThenBroken(0)}, modes=["lock-step"])
+    assert wrong(files) == [(0, "first.up fwd_out", 2)]
+    assert account(files, "suspect").ended.startswith("step 0: IndexError")
+
+
+def test_who_alone_is_led_to_work_that_cannot_be_is_lost_alone(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        out: Tensor = model(batch)
+        return out.square().mean() if bool(out.isfinite().all()) else out
+
+    fault = "fwd_out:first.up @ step=2 : n=1 -> nan"
+    files = compared(tmp_path, fault, make=make_with(Tiny, rows, loss), globs=["head"])
+    assert account(files, "suspect", "free").ended.startswith("step 2: ConfigurationError: loss_fn returned [6, 3]")
+    assert account(files, "reference-1", "free").ended == "done"

@@ -49,7 +49,7 @@ def test_what_was_planted_is_found_and_what_is_silent_is_not(done: Done) -> None
     silent, destroyer, worst = done[1].figures.nodes
     assert silent.outcome == "nothing seen"
     assert silent.wrong == 0
-    assert worst.outcome == "differs"
+    assert worst.outcome != "nothing seen"
     for one in worst.frequencies[:3]:
         assert one.agreement == "within", one
     assert worst.noise is not None
@@ -102,7 +102,8 @@ def test_parts_run_beside_each_other_and_all_of_them_tell(tmp_path: Path, forked
     made = study.run(tmp_path, steps=1, nodes=FEW[2:], workers=2, progress=lambda *one: told.append(one))
     assert sorted(told) == [(name, 1, 1) for name in ("fine-tuning", "free", "lock-step", "parameters")]
     (worst,) = made.figures.nodes
-    assert worst.outcome == "differs"
+    assert worst.outcome == "not characterised", "of one step nobody is called wrong"
+    assert worst.wrong > 0
     assert (made.figures.void, made.figures.short) == (0, ())
 
 

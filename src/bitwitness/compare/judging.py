@@ -1,13 +1,15 @@
 """Journals -> what is wrong with the suspect: pure, the only place of a comparison that says that a device computes wrongly.
 
 A suspect *differs* where it computed other bits than at least two healthy devices that agree in everything, in the same step; what counts
-as that is decided in `judging_steps`. It has *nothing seen* where it never did, and then with bounds. All else is *not characterised*:
-references that differ among themselves, a leader against which others side with the suspect, a suspect that stopped where others went
-on. No name is better than a wrong one.
+as that is decided in `judging_steps`; and in so many steps that work which now and then does not repeat would not have struck it alone. It
+has *nothing seen* where it never did, and then with bounds. All else is *not characterised*: references that differ among themselves, a
+leader against which others side with the suspect, a suspect that stopped where others went on, or is wrong too seldom to be told from
+its work. No name is better than a wrong one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,11 @@ from bitwitness.compare.records import MODES, Account, CompareFiles, Mode, Parti
 from bitwitness.compare.results import ModeResult, Outcome, Patterns, Point, Result, Row
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles.files import read_json
+from bitwitness.scan.chance import tail
 
+_WITHOUT_LEADER = "the leader takes no further part: "
+CHANCE = 1e-3
+"""That errors which fall on all alike have fallen on the suspect."""
 _LEFT_BEHIND = 2
 """Steps that references have done after a suspect that does not say why it stopped: then it did not merely write later than they."""
 
@@ -85,10 +91,7 @@ def judged(
         modes=made,
         asked=asked,
         confidence=confidence,
-        notes=(
-            *(_once(modes) if outcome == "differs" else ()),
-            *(note for one, result in zip(modes, made, strict=True) for note in _notes(one, result)),
-        ),
+        notes=tuple(note for one, result in zip(modes, made, strict=True) for note in _notes(one, result)),
     )
 
 
@@ -113,10 +116,21 @@ class _Mode:
         """The steps that count in which it differs."""
         return [one for one in self.counted if one.differs]
 
+    def answers_otherwise(self) -> bool:
+        """What the task gave is another thing than what it gave to the leader and to all references, though weights may be equal."""
+        by_role = {
+            role: [one.results for one in self.accounts if one.participant.role == role and one.ended == "done"]
+            for role in ("leader", "reference")
+        }
+        healthy = by_role["leader"] + by_role["reference"]
+        alike = bool(by_role["leader"] and by_role["reference"]) and all(one == healthy[0] for one in healthy)
+        confirmed = self.mode == "free" and self.mine.ended == "done" and len(self.counted) == len(self.steps.seen)
+        return alike and confirmed and bool(healthy[0]) and self.mine.results != healthy[0]
+
     def cut_short(self) -> str:
         """Why the suspect alone did not come to its end; "" where it did, or nobody did."""
         ended = self.mine.ended
-        if ended == "done" or "leader takes no further part" in ended:
+        if ended == "done" or _WITHOUT_LEADER in ended:
             return ""
         if ended not in ("", "interrupted"):
             return ended
@@ -211,8 +225,10 @@ def _outcome(
     unable = _unable(suspect, leader, references, modes)
     if unable:
         return "not characterised", unable
-    if any(one.differing for one in modes):
-        return "differs", _differs(suspect, references, modes, made)
+    if any(one.differing or one.answers_otherwise() for one in modes):
+        said = _differs(suspect, references, modes, made)
+        alone = _Alone.of(leader, references, modes)
+        return ("differs", said) if alone.convinces() else ("not characterised", f"{said}. {alone.doubt()}")
     for one in modes:
         if one.steps.differs_uncounted():
             return "not characterised", (
@@ -222,6 +238,11 @@ def _outcome(
     for one in modes:
         if why := one.cut_short():
             return "not characterised", f"{suspect.name} did not come to its end ({one.mode}): {why}"
+        if _WITHOUT_LEADER in one.mine.ended:
+            return "not characterised", (
+                f"{leader.name if leader else 'the leader'} did not come to its end ({one.mode}), and nothing was wrong with "
+                f"{suspect.name} until then: {one.mine.ended.removeprefix(_WITHOUT_LEADER)}"
+            )
     for one in [one for one in modes if one.counted][:1]:  # the one that says most
         void = len(one.steps.seen) - len(one.counted)
         if void > len(one.counted):
@@ -276,7 +297,12 @@ def _differs(
     suspect: Participant, references: Sequence[Participant], modes: Sequence[_Mode], made: Sequence[ModeResult]
 ) -> str:
     """The first mode that shows it: in lock-step errors do not spread, so that it says most."""
-    number = next(number for number, one in enumerate(modes) if one.differing)
+    number = next((number for number, one in enumerate(modes) if one.differing), None)
+    if number is None:
+        return (
+            f"{suspect.name} trained to the same weights as {len(references) + 1} references that agree, and then gave other results of the "
+            "task than they all did"
+        )
     one, result = modes[number], made[number]
     said = (
         f"{suspect.name} differs from {len(references) + 1} references that agree, in {len(one.differing):,} of {result.steps:,} steps "
@@ -311,14 +337,56 @@ def _nothing(suspect: Participant, modes: Sequence[_Mode], made: Sequence[ModeRe
     )
 
 
-def _once(modes: Sequence[_Mode]) -> list[str]:
-    """One event is no habit; in the free run all that follows it is the same event."""
-    events = sum(min(1, len(one.differing)) if one.mode == "free" else len(one.differing) for one in modes)
-    return (
-        ["it was seen once, which may happen to any device: compare longer before it is sent back"]
-        if events == 1
-        else []
-    )
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Whether it is the suspect that is wrong, and not the work that now and then does not repeat.
+
+    A race in the software, a counter that all share, a first call that is unlike the others: such work is wrong now and then on whoever
+    runs it, so that its errors fall on each participant alike. The chance that so many of all fall on the suspect must be small.
+
+    Attributes:
+        mine: steps in which the suspect alone was wrong; of a free run one, since all that follows it is the same event.
+        others: steps in which references differed, likewise.
+        participants: devices on which they may fall.
+        steps: in which the mine were seen.
+    """
+
+    mine: int
+    others: int
+    participants: int
+    steps: int
+
+    @classmethod
+    def of(cls, leader: Participant | None, references: Sequence[Participant], modes: Sequence[_Mode]) -> _Alone:
+        mine = others = steps = 0
+        for one in modes:
+            odd = sum(reading == "references differ" for reading in one.steps.reading.values())
+            free = one.mode == "free"
+            mine += int(bool(one.differing) or one.answers_otherwise()) if free else len(one.differing)
+            others += min(1, odd) if free else odd
+            steps += 0 if free else len(one.counted)
+        devices = {place(one) for one in (*references, *((leader,) if leader is not None else ()))}
+        return cls(mine, others, len(devices) + 1, steps)
+
+    def convinces(self) -> bool:
+        """Chance would not have it so."""
+        return self._by_chance(self.mine) <= CHANCE
+
+    def _by_chance(self, mine: int) -> float:
+        return tail(mine + self.others, mine, 1 / self.participants)
+
+    def doubt(self) -> str:
+        """What is missing."""
+        needed = self.mine
+        while self._by_chance(needed) > CHANCE:
+            needed += 1
+        longer = f", about {math.ceil(self.steps * needed / self.mine):,} steps" if self.steps else ""
+        others = f", and references differed in {self.others:,}" if self.others else ""
+        return (
+            f"That may be the device, or work that now and then does not repeat, which would strike each of {self.participants} participants "
+            f"alike: it was seen {self.mine:,} time{'s' if self.mine != 1 else ''}{others}, and {needed:,} times would tell. Compare "
+            f"longer{longer}"
+        )
 
 
 def _notes(one: _Mode, result: ModeResult) -> list[str]:

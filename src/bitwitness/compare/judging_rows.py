@@ -18,7 +18,8 @@ _FORWARD: tuple[Phase, ...] = ("fwd_out",)
 _BACKWARD: tuple[Phase, ...] = ("grad_in", "grad_w")
 BETWEEN: tuple[Phase, ...] = ("fwd_in", "grad_out", "loss")
 """What the code between the chosen modules computes."""
-NOT_COMPUTED: tuple[Phase, ...] = ("batch",)
+NOT_COMPUTED: tuple[Phase, ...] = ("batch", "memory")
+"""Compared, and no trial: a rate over what nobody computed would say less than it seems to."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 RowPhase = Phase | Literal["", "forward", "backward"]

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +23,10 @@ from torch import Tensor
 
 from bitwitness.compare import hooks
 from bitwitness.compare.differing import difference, distance, ranges, spread, squares
-from bitwitness.compare.records import Difference, Mode, Participant, Site, Step
+from bitwitness.compare.records import Difference, Mode, Participant, Phase, Site, Step
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.tape import Tape, can_be_compared, host, site_of
+from bitwitness.compare.users_code import no_exit, said
 from bitwitness.compare.workload import Make, Workload
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.sites import batch_tensors, buffers_of, inner, parameters_of
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT_IN_ALL = 500_000
 """Wrong elements that a journal holds at most, a few more: about 15 MB."""
+_STORED: tuple[Phase, ...] = ("update", "state")
 _BORDERS_SHOWN = 20
 """Where errors spread, the borders of modules are compared in so many steps only: how far an error has come is seen from these, and what
 matters there are gradients and parameters."""
@@ -106,6 +108,9 @@ class Runner:
         self._layouts: dict[tuple[int, ...], int] = {}
         self._ranges: dict[int, Tensor] = {}
         self._previous: Tape | None = None
+        self._stored: dict[Site, Tensor] = {}
+        if seat.participant.role == "leader":
+            self._show_state(lambda site, tensor: self._stored.update({replace(site, phase="memory"): host(tensor)}))
         self._kept = 0
         if seat.fault is not None:
             seat.fault.attach(self.workload)
@@ -119,7 +124,8 @@ class Runner:
             return Tape(step, lost=self.lost)
 
         def show(site: Site, tensor: Tensor) -> None:
-            tape.entries[site] = host(tensor)
+            copy = host(tensor)
+            tape.entries[self._as_computed(site, copy)] = copy
 
         loss = self._guarded(step, lambda: self.compute(step, show))
         if self.lost:
@@ -134,6 +140,14 @@ class Runner:
         self._write(Step(step, layout, time.monotonic() - start, _finite(loss), weights=weights))
         return tape
 
+    def _as_computed(self, site: Site, value: Tensor) -> Site:
+        """Of what is stored, whether the step has changed it: a frozen parameter is compared, but nobody has computed it."""
+        if site.phase not in _STORED:
+            return site
+        kept = replace(site, phase="memory")
+        before, self._stored[kept] = self._stored.get(kept), value
+        return kept if before is not None and distance(value, before) == 0.0 else site
+
     def follow(self, step: int, tape: Tape) -> None:
         """The part of all others: compare with the tape, and in lock-step go on with what is right."""
         start, seen = time.monotonic(), _Seen()
@@ -145,10 +159,10 @@ class Runner:
         loss = self._guarded(step, lambda: self.compute(step, lambda *shown: self._shown(tape, seen, *shown)))
         if not self.lost and self.mode == "lock-step":
             self.lost = self._went_another_way(step, tape, seen)
-        if self.lost:
-            return
+        if self.lost and not seen.differences:
+            return  # else what was wrong before it broke off must not be lost with it
         signal = sum(squares(one) for site, one in tape.entries.items() if site.phase == "grad_w")
-        drifted = any(site.phase == "update" for site in tape.entries)
+        drifted = not self.lost and any(site.phase == "update" for site in tape.entries)
         # What was to be computed and never came is no agreement: the layout says what was compared.
         self._write(
             Step(
@@ -156,7 +170,7 @@ class Runner:
                 self._layout(seen.layout),
                 time.monotonic() - start,
                 _finite(loss),
-                gradient_noise=None if self.control else _ratio(math.fsum(seen.gradient.values()), signal),
+                gradient_noise=None if self.control or self.lost else _ratio(math.fsum(seen.gradient.values()), signal),
                 gradient_lost=any(self._is_lost(one) for one in seen.differences),
                 drift=_finite(math.sqrt(seen.drift)) if drifted else None,
                 weights=math.sqrt(sum(squares(one) for site, one in tape.entries.items() if site.phase == "update"))
@@ -176,6 +190,7 @@ class Runner:
         workload, model = self.workload, self._model
         self._seed_all(step)
         with ExitStack() as stack:
+            stack.enter_context(no_exit())
             stack.enter_context(on(self.seat.device))
             if self.seat.fault is not None:
                 stack.enter_context(self.seat.fault.during(step))
@@ -189,6 +204,11 @@ class Runner:
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
                     raise ConfigurationError(f"loss_fn returned {shape}: return a tensor with one element, the loss")
+                if not loss.requires_grad:
+                    raise ConfigurationError(
+                        "loss_fn returned a tensor without a gradient: it is detached, or was computed under no_grad or of other numbers "
+                        "than the model's outputs. Return the loss itself, so that a backward can be computed"
+                    )
                 _put(show, "", "loss", "0", loss)
                 number = float(loss.detach())
                 loss.backward()
@@ -206,10 +226,10 @@ class Runner:
         parameters = parameters_of(self.workload.model)
         for name, parameter in parameters.items():
             self._put_named(show, "update", name, parameter)
-        if self.mode == "free":
-            return
         for name, buffer in buffers_of(self.workload.model).items():
             self._put_named(show, "state", name, buffer)
+        if self.mode == "free":
+            return
         for optimizer in self.workload.all_optimizers:
             for name, parameter in parameters.items():
                 for key, value in sorted(optimizer.state.get(parameter, {}).items()):
@@ -224,6 +244,8 @@ class Runner:
 
     def _shown(self, tape: Tape, seen: _Seen, site: Site, tensor: Tensor) -> Tensor | None:
         """Compare a tensor with the tape's; what is to stand in its place."""
+        if site.phase in _STORED and site not in tape.entries:
+            site = replace(site, phase="memory")
         expected = tape.entries.get(site)
         if expected is None:
             seen.strangers.append(str(site))
@@ -247,7 +269,7 @@ class Runner:
         seen.differences.append(found)
         if site.phase == "grad_w":
             seen.gradient[site] = found.noise
-        synchronised = together or (self.mode == "parameters" and site.phase in ("update", "state"))
+        synchronised = together or (self.mode == "parameters" and site.phase in (*_STORED, "memory"))
         return expected if synchronised else None
 
     def _went_another_way(self, step: int, tape: Tape, seen: _Seen) -> str:
@@ -311,7 +333,7 @@ class Runner:
     def _evaluate(self) -> dict[str, Any]:
         assert self.workload.evaluate is not None
         self._seed_all(-1)
-        with on(self.seat.device):
+        with no_exit(), on(self.seat.device):
             return dict(self.workload.evaluate(self.workload.model))
 
     # Surroundings ----------------------------------------------------------------------------------------------------
@@ -320,11 +342,12 @@ class Runner:
         """Do it; where it raises, this participant is lost, and nobody else is."""
         try:
             return do()
-        except ConfigurationError:
-            raise
         except Exception as error:
-            self.lost = f"step {step}: {type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}"
-            logger.warning("%s takes no further part: %s", self.seat.participant.name, self.lost, exc_info=True)
+            if isinstance(error, ConfigurationError) and step == 0:
+                raise  # later it may be wrong numbers that led there
+            self.lost = f"step {step}: {said(error)}"
+            logger.warning("%s takes no further part: %s", self.seat.participant.name, self.lost)
+            logger.debug("the error of %s", self.seat.participant.name, exc_info=True)
             return None
 
     def _seed_all(self, step: int) -> None:

@@ -28,11 +28,11 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 Role = Literal["leader", "reference", "suspect", "control"]
 """The leader is a healthy device whose tape all others are compared with; a control is healthy, with another seed."""
 
-Phase = Literal["batch", "fwd_in", "fwd_out", "loss", "grad_out", "grad_in", "grad_w", "update", "state"]
+Phase = Literal["batch", "fwd_in", "fwd_out", "loss", "grad_out", "grad_in", "grad_w", "update", "state", "memory"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """What was computed: the batch; what arrives at a module, which the code between the chosen modules made; its output; the loss; the
 gradient that arrives at it on the way back; the one that it passes on; those of its parameters; parameters after the update; the
-state of the optimizer and buffers after it."""
+state of the optimizer and buffers after it; and of these what the leader's step has left as it was, which nobody computed."""
 
 WordClass = Literal["zero", "special", "sign", "stale", "moved", "other"]
 CLASSES: tuple[WordClass, ...] = get_args(WordClass)
@@ -74,10 +74,21 @@ class Participant:
         try:
             role = record["role"]
             if role not in get_args(Role):
-                raise ValueError(f"{role!r} is no role")
-            return cls(str(record["name"]), role, Device.from_json(record["device"]), str(record.get("simulated", "")))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunFilesError(f"a record of a participant that is none: {str(record)[:120]}") from error
+                raise ValueError(f"{role!r:.60} is no role")
+            device, simulated = record["device"], record.get("simulated", "")
+            texts = {"name": record["name"], "node": device["node"], "device": device["device"], "simulated": simulated}
+            for field_name, value in texts.items():
+                if not isinstance(value, str) or (not value and field_name != "simulated"):
+                    raise ValueError(f"{field_name} is {value!r:.60}")
+            numbers = {"rank": device["rank"], "pid": device.get("pid", 0)}
+            for field_name, value in numbers.items():
+                if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+                    raise ValueError(f"{field_name} is {value!r:.60}")
+            return cls(record["name"], role, Device.from_json(device), simulated)
+        except KeyError as error:
+            raise RunFilesError(f"a record of a participant without {error.args[0]}: it is damaged") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RunFilesError(f"a record of a participant that is none: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +329,16 @@ class CompareFiles:
         Raises:
             RunFilesError: a file is damaged.
         """
-        found = [Participant.from_json(read_json(file)) for file in sorted(self.participants.glob("*.json"))]
+        found = []
+        for file in sorted(self.participants.glob("*.json")):
+            record = read_json(file)
+            try:
+                who = Participant.from_json(record)
+            except RunFilesError as error:
+                raise RunFilesError(f"{file}: {error}") from error
+            if who.name != file.stem:
+                raise RunFilesError(f"{file}: it is of {who.name!r:.60}: was it renamed?")
+            found.append(who)
         return sorted(found, key=lambda one: one.device.rank)
 
     def account(self, who: Participant, mode: Mode) -> Account | None:

@@ -28,6 +28,7 @@ PHASES: Mapping[str, str] = {
     "grad_w": "gradient of parameters",
     "update": "parameters after update",
     "state": "optimizer state, buffers",
+    "memory": "memory left as it was",
     "forward": "all of forward",
     "backward": "all of backward",
     "": "all",
@@ -58,6 +59,23 @@ _OUTCOMES: Mapping[str, str] = {
     "not characterised": "NOT CHARACTERISED",
 }
 _PROCESSOR = re.compile(r".*/cpu-\d+")
+
+# What judging and the command line say of a mode, which decides what is to be done.
+NOT_TO_ITS_END = "it was not brought to its end: "
+_WITHOUT_LEADER = "the leader takes no further part: "
+_NOBODYS = ("", "unfinished", "interrupted")
+"""A journal that is cut off, by whoever ended the process."""
+_VOID = re.compile(r"(\S+): [\d,]+ of [\d,]+ steps do not count: (.+)", re.DOTALL)
+_PARTED = re.compile(r"\S+: (.+?) differs from the leader in [\d,]+ steps;.*", re.DOTALL)
+_SIDED = re.compile(r"(.+) computed what .+ computed, and not what (.+) did: .*", re.DOTALL)
+_ANSWERED_NO_MORE = re.compile(
+    r"; not there: rank \d|\brank \d+ has left the comparison|all ranks had come: one has died"
+)
+
+NOT_REPEATED = (
+    "Work that now and then does not repeat: a race, a counter that all participants share, a first call that is unlike the others. It looks "
+    "like a device that is rarely wrong, and the two steps by which the work was tried cannot see it."
+)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -169,16 +187,45 @@ def place(row: Record) -> str:
     return f"{module(row)}, {PHASES.get(row['phase'], row['phase'])}"
 
 
-def mode_line(mode: Record) -> str:
+def mode_line(mode: Record, record: Record) -> str:
     """How far a mode came, and what it saw first."""
     parts = [f"{count(mode['steps'])} of {count(mode['asked'])} steps judged"]
     if mode["void"]:
-        parts.append(f"{count(mode['void'])} left out, because references differed from each other")
+        parts.append(f"{count(mode['void'])} left out{_why_left_out(mode, record)}")
     if mode["first"] is not None:
         parts.append(f"first mismatch in step {mode['first']}")
     if mode["ended"] != "done":
-        parts.append(f"the suspect did not come to the end ({mode['ended'] or 'it was killed, or still runs'})")
+        parts.append(_ended(mode["ended"], record))
     return "; ".join(parts) + "."
+
+
+def _why_left_out(mode: Record, record: Record) -> str:
+    """As the judge says it in a note."""
+    for note in record["notes"]:
+        found = _VOID.fullmatch(note)
+        if found and found[1] == mode["mode"]:
+            return f": {found[2]}"
+    return ""
+
+
+def _ended(ended: str, record: Record) -> str:
+    """Why a mode did not come to the end; that the suspect did not only where it was the suspect."""
+    if ended.startswith(_WITHOUT_LEADER):
+        return f"it ended when {leader(record)} failed ({ended.removeprefix(_WITHOUT_LEADER)})"
+    if ended in _NOBODYS:
+        still = "it was ended from outside, or still runs" if record["may_run"] else "the comparison was ended before"
+        return f"it did not come to the end ({still})"
+    return f"the suspect did not come to the end ({ended})"
+
+
+def leader(record: Record) -> str:
+    """The leader's name."""
+    return next((str(one["name"]) for one in record["references"] if one["role"] == "leader"), "the leader")
+
+
+def is_wrong_at_times(record: Record) -> bool:
+    """There are mismatches that count, and too few of them to say that the device made them."""
+    return record["outcome"] == "not characterised" and bool(seen_in(record))
 
 
 # What it means -------------------------------------------------------------------------------------------------------
@@ -187,12 +234,12 @@ def mode_line(mode: Record) -> str:
 def shows(record: Record) -> list[str]:
     """What was measured, a sentence each."""
     suspect, outcome, confidence = who(record["suspect"]), record["outcome"], record["confidence"]
-    if outcome == "not characterised":
-        return [
-            "Nothing can be said of the suspect, neither that it is wrong nor that it is right. What figures there are below name nobody.",
-        ]
     said = []
-    for mode in seen_in(record) if outcome == "differs" else ():
+    if outcome == "not characterised":
+        said.append(
+            "Nothing can be said of the suspect, neither that it is wrong nor that it is right. What figures there are below name nobody."
+        )
+    for mode in seen_in(record):
         total = mode["total"]
         said.append(
             f"In {mode['mode']}, {count(total['mismatches']['count'])} of {count(total['mismatches']['of'])} elements have other bits "
@@ -205,7 +252,8 @@ def shows(record: Record) -> list[str]:
             "The references gave the same bits as each other in every step that is counted. "
             f"So the difference came with {suspect}{' and the fault that was played on it' if record['drill'] else ', its node or its software'}."
         )
-    said += [f"In {dtype}: {finding}" for dtype, finding in findings(record)]
+    if outcome != "not characterised" or said[1:]:
+        said += [f"In {dtype}: {finding}" for dtype, finding in findings(record)]
     if outcome == "nothing seen":
         said.append(
             f"All that was compared on {suspect} had the same bits as on {references(record)}, within the bounds below. "
@@ -251,6 +299,7 @@ def does_not_show(record: Record) -> list[str]:
             "That the device is healthy: other operations, shapes, values or temperatures were not tried, a fault may be rarer than the "
             "bounds, and comparing disturbs the work, which can lower the rate of errors."
         )
+    said.append(NOT_REPEATED)
     said.append(
         "Faults that suspect and references share: they would give the same wrong bits, and nothing here would see it."
     )
@@ -302,7 +351,7 @@ def again(mode: Record, confidence: float) -> str:
 def next_steps(record: Record, command: str = "bitwitness") -> list[str]:
     """What a person should do, most urgent first. Lines that begin with two blanks belong to the one before; commands can be copied."""
     outcome = record["outcome"]
-    steps = [] if record["finished"] else ["judge again when it has ended: this comparison is not finished"]
+    steps = [] if record["finished"] else _after_end(record, command)
     if record["drill"]:
         steps.append(_after_drill(outcome))
     elif outcome == "differs":
@@ -317,11 +366,75 @@ def next_steps(record: Record, command: str = "bitwitness") -> list[str]:
             more,
         ]
     else:
-        steps += [
-            "blame nobody on this: read the reason above, and remove it (a reference that differs, a workload that does not repeat)",
-            f"have the references judged on their own ({command} scan), then compare again with references that agree",
-        ]
+        steps += _after_nothing_said(record, command)
     return steps
+
+
+def _after_end(record: Record, command: str) -> list[str]:
+    """Of a comparison that was cut short: what ended it, and how it is had whole."""
+    if record["may_run"]:
+        return [
+            f"if it still runs, judge again when it has ended ({command} compare show DIR); if it was killed, run the same command again "
+            "with a new --out: this comparison is not finished"
+        ]
+    why = next((note for note in record["notes"] if note.startswith(NOT_TO_ITS_END)), "")
+    again = "then run the same command again with a new --out: this comparison is not finished"
+    if _ANSWERED_NO_MORE.search(why):
+        return [
+            "look at whoever stopped answering, who is named in the note above: whether its node is up, what its process said last, what "
+            f"the kernel says (dmesg), and whether a step takes longer than --timeout; {again}, without it if it stops again"
+        ]
+    if why:
+        return [f"remove what ended it ({why.removeprefix(NOT_TO_ITS_END)}), {again}"]
+    return ["run the same command again with a new --out: this comparison was interrupted, and is not finished"]
+
+
+def _after_nothing_said(record: Record, command: str) -> list[str]:
+    """By what kept the judge from an answer."""
+    steps = ["blame nobody on this, and take no device out: the reason above says why it is no answer"]
+    ended = [str(mode["ended"]) for mode in record["modes"]]
+    failed = next((one for one in ended if one.startswith(_WITHOUT_LEADER)), "")
+    alone = next((one for one in ended if one not in ("done", *_NOBODYS) and not one.startswith(_WITHOUT_LEADER)), "")
+    odd = in_doubt(record)
+    rare = is_wrong_at_times(record)
+    if failed:
+        steps.append(
+            f"look at the work first: {leader(record)} failed, where a healthy device should not ({failed.removeprefix(_WITHOUT_LEADER)}). "
+            "Mend that, and compare again with a new --out; if the work is sound, take another leader (--reference: the first one leads)"
+        )
+    if alone:
+        steps.append(
+            f"look at why the suspect ended where references went on ({alone}): what its process and the kernel (dmesg) say. Compare again; "
+            "a device that fails each time is told to its vendor as one that fails"
+        )
+    if rare:
+        steps.append(
+            "compare longer: the sentence above says how many steps (--steps N) can decide it; and beside other references (--reference)"
+        )
+    if odd:
+        named = ", ".join(odd)
+        steps += [
+            f"find out which of {named} and {leader(record)} is wrong: have them judged on their own ({command} scan), or compare again under "
+            "another leader (--reference: the first one leads; under torchrun the lowest rank that is not the suspect) and without one of them"
+        ]
+    if rare or odd:
+        steps.append(
+            "test whether the work itself repeats: run the same command with a healthy device as the suspect. If that one is wrong now and then "
+            "too, it is the work (a race, a counter that all share) and no device"
+        )
+    if not (failed or alone or odd or rare) and record["finished"]:
+        steps.append(
+            f"remove that reason, e.g. with other references that are judged on their own before ({command} scan), and compare again"
+        )
+    return steps
+
+
+def in_doubt(record: Record) -> list[str]:
+    """Names of references that differ from the leader, by the notes and the sentence of the judge."""
+    found = [match[1] for note in record["notes"] if (match := _PARTED.fullmatch(note))]
+    sided = _SIDED.fullmatch(record["sentence"])
+    found += sided[1].split(", ") if sided else []
+    return list(dict.fromkeys(found))
 
 
 def _after_drill(outcome: str) -> str:
