@@ -128,6 +128,12 @@ def _about(ranks: Sequence[int], persistence: str, matter: Matter) -> Iterator[A
             "Diagnose the idle node before anybody gets it back; keep this incident with the ticket.",
             _diagnose(ranks, matter),
         )
+        if known:
+            yield Advice(
+                "For its vendor: see how it is wrong, beside two healthy nodes of its kind; started on all three, with DIR on storage that they "
+                "share, it writes a report and the smallest operation that shows it:",
+                tuple(_compare(node) for node in known),
+            )
     elif persistence == "transient":
         yield Advice(
             f"Leave {listed('node', nodes)} in service: {which} was right when it repeated its work. One transient is a strike, "
@@ -168,6 +174,11 @@ def _node_of(pod: str) -> tuple[str, str]:
 
 def _diagnose(ranks: Sequence[int], matter: Matter) -> tuple[str, ...]:
     return ("dcgmi diag -r 4",) if _have_gpus(ranks, matter) else ()
+
+
+def _compare(node: str) -> str:
+    meeting = "--nnodes 3 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HEALTHY:29500"
+    return f"torchrun {meeting} -m bitwitness compare --suspect {shlex.quote(node)} --out DIR --bundle DIR/evidence"
 
 
 def _counters(ranks: Sequence[int], matter: Matter) -> tuple[str, ...]:

@@ -90,6 +90,7 @@ def test_a_gpu_is_diagnosed(tmp_path: Path) -> None:
     where = samples.topology(device="GPU-{rank}")
     persistent = samples.write(tmp_path / "a", samples.replays(where, 4, BAD), where)
     assert "dcgmi diag -r 4" in commands(persistent)
+    assert any("bitwitness compare --suspect node-2 " in line for line in commands(persistent)), commands(persistent)
     unknown = samples.write(tmp_path / "b", samples.replicas(where, 4), where)
     assert any(line.startswith("nvidia-smi") for line in commands(unknown))
 
