@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from bitwitness.compare.intervals import design_effect, rate, spearman
+from bitwitness.compare.intervals import UNEVEN, _least_of_squares, caution, design_effect, rate, spearman
 from bitwitness.faults.statistics import highest_rate, wilson
 
 CONFIDENCE = 0.95
@@ -67,6 +67,49 @@ def test_spikes_are_in_the_interval_too(hit: float, size: Callable[[random.Rando
         return [(size(dice) if dice.random() < hit else 0, ELEMENTS) for _ in range(80)]
 
     assert coverage(draw, hit * mean / ELEMENTS) >= least(), f"seed {SEED}"
+
+
+@pytest.mark.parametrize(
+    ("sigma", "hit", "steps", "promised"),
+    [(1.5, 0.05, 200, 0.95), (1.5, 0.3, 12, 0.95), (2.0, 0.1, 200, 0.95), (2.0, 0.3, 40, 0.95), (2.0, 0.3, 12, 0.9)],
+)
+def test_spikes_of_very_different_sizes_are_in_the_interval(
+    sigma: float, hit: float, steps: int, promised: float
+) -> None:
+    """Of few spikes of sizes that span decades it is less than was asked for, as the module says."""
+
+    def draw(dice: random.Random) -> Counts:
+        sizes = [round(dice.lognormvariate(4, sigma)) if dice.random() < hit else 0 for _ in range(steps)]
+        return [(min(size, 10**6), 10**6) for size in sizes]
+
+    true = hit * math.exp(4 + sigma**2 / 2) / 10**6
+    assert coverage(draw, true) >= least() - (CONFIDENCE - promised), f"seed {SEED}"
+
+
+def test_what_is_scattered_pays_nothing_for_spikes() -> None:
+    """Nor do spikes of one size, once there are some."""
+    dice = random.Random(SEED)
+    wide = []
+    for _ in range(100):
+        found = rate([(poisson(dice, 1.0), 10**6) for _ in range(12)])
+        wide.append(found.high / 1e-6)
+    assert sorted(wide)[50] < 2.5
+    alike = rate([(1000 if step % 5 == 0 else 0, 10**6) for step in range(40)])
+    assert alike.high < 3 * (alike.share or 0)
+
+
+def test_a_caution_is_given_where_one_step_has_a_third_of_all() -> None:
+    assert caution([(0, 1000)] * 5 + [(40, 1000), (30, 1000), (300, 1000)]) == UNEVEN
+    assert caution([(100, 1000)]) == UNEVEN
+    assert caution([(0, 1000)] * 5 + [(100, 1000)] * 4) == ""
+    assert caution([(0, 1000)] * 9 + [(1, 1000)]) == "", "one element alone is no spike"
+    assert caution([(0, 1000)]) == caution([]) == ""
+
+
+def test_quantiles_of_chi_square_are_those_of_tables() -> None:
+    tables = {1: 0.000982, 2: 0.0506, 5: 0.8312, 10: 3.247, 30: 16.791, 100: 74.222}
+    for freedom, value in tables.items():
+        assert _least_of_squares(freedom, 0.025) == pytest.approx(value, rel=1e-3)
 
 
 def test_the_plain_interval_would_not_hold_spikes() -> None:

@@ -7,6 +7,27 @@ with Student's quantile, because the variation is itself an estimate. This is th
 1998) for rare things in clustered samples. Wilson's, of which `faults.statistics` has the plain form, covers too seldom where one or
 two independent events are expected, and a spike is one event.
 
+The upper end needs more than that where spikes are of very different sizes: the largest, which makes most of the rate, may not have
+come yet, and then neither the mean nor its spread says so. So where mismatches come in spikes, the upper end is no lower than that of a
+share of steps that are hit times a mean size that is log-normal: the limits of the three numbers that it is made of are put together
+by MOVER (Zou, Taleban and Huo, Computational Statistics and Data Analysis 53, 2009), the spread of the logarithms being estimated
+with a little that is known before (`_SPREAD`), as a few sizes alone leave it open altogether.
+
+Coverage of 95 % intervals, 400 seeds a cell, of runs with a hit; in brackets without the bound of sizes; least of 5, 10, 30 and 50 %
+of steps hit (`tests/compare/test_intervals.py` repeats a part of it):
+
+    sizes                  12 steps      40 steps      200 steps
+    all alike              96.6 (96.6)   94.5 (94.5)   94.2 (94.2)
+    exponential            99.2 (96.5)   98.0 (95.2)   97.8 (94.5)
+    log-normal, sigma 1    98.8 (94.2)   95.2 (92.5)   96.0 (91.2)
+    log-normal, sigma 1.5  93.2 (78.8)   96.1 (84.5)   95.8 (83.2)
+    log-normal, sigma 2    91.8 (66.0)   93.5 (72.8)   93.5 (72.5)
+
+Of few spikes whose sizes span decades (sigma 2) it is hence up to 3 % less than promised. No interval can mend that:
+for sizes of which nothing is known there is none of finite width (Bahadur and Savage, Ann. Math. Stat. 27, 1956). `caution` has a
+sentence for it. The price is width: at 40 steps, 30 % of them hit by exponential sizes, the upper end is about 4 times the rate where it was twice,
+and of one or two spikes it says hardly anything. What is scattered, and spikes that are alike, pay nothing once there are some.
+
 What it means where the same elements are wrong in every step: then nothing is random, the rate of this device at this work is known
 exactly, and the interval is wider than it need be. It says how far the rate would lie from this at other work of the same kind, if
 positions were as good as drawn; whether they are, `patterns` tells.
@@ -24,6 +45,14 @@ from bitwitness.faults.statistics import Share, highest_rate, reach
 _FEWEST_POINTS = 8
 _TOGETHER = 1.5
 """A design effect from which mismatches come in spikes: their sizes are then known from as many of them as were seen, not from all steps."""
+_SPREAD, _SPREAD_FREEDOM = 0.5, 2
+"""What is taken to be known of the variance of the logarithms of sizes, and as how many spikes it counts."""
+_MOST_OF_ALL = 1 / 3
+UNEVEN = (
+    "More than a third of all mismatches are of one step: how large spikes can be is not known from so few, and the rate may be higher than "
+    "the interval says."
+)
+"""Of an interval whose upper end does not hold what it promises, see `caution`."""
 _MANY = 400
 """Degrees of freedom from which Student's quantile is the normal one."""
 
@@ -55,7 +84,60 @@ def rate(counts: Sequence[tuple[int, int]], confidence: float = 0.95) -> Share:
     all_steps, spikes = (_quantile(one, confidence) for one in (len(steps) - 1, freedom))
     low, high = _clopper_pearson(wrong / effect, of / effect, all_steps, spikes)
     share = wrong / of
+    if effect > _TOGETHER:
+        high = max(high, _highest_of_sizes(steps, confidence))
     return Share(wrong, of, min(low, share), max(high, share), confidence)
+
+
+def caution(counts: Sequence[tuple[int, int]]) -> str:
+    """What is to be said beside the interval of `rate`, as a sentence: `UNEVEN`, or nothing.
+
+    Args:
+        counts: by step, mismatches and elements that were compared.
+    """
+    steps = [(wrong, of) for wrong, of in counts if of]
+    wrong, largest = sum(one for one, _ in steps), max((one for one, _ in steps), default=0)
+    together = wrong > 0 and design_effect(steps) > _TOGETHER
+    return UNEVEN if together and largest > _MOST_OF_ALL * wrong else ""
+
+
+def _highest_of_sizes(steps: Sequence[tuple[int, int]], confidence: float) -> float:
+    """The upper end for spikes of log-normal sizes: of the logarithm of (share of steps hit) times (mean size), by MOVER."""
+    mean = sum(of for _, of in steps) / len(steps)
+    logs = [math.log(wrong / mean) for wrong, _ in steps if wrong]
+    hit, middle = len(logs), math.fsum(logs) / len(logs)
+    freedom = hit - 1 + _SPREAD_FREEDOM
+    squares = math.fsum((one - middle) ** 2 for one in logs)
+    variance = (squares + _SPREAD_FREEDOM * _SPREAD) / freedom
+    normal = NormalDist().inv_cdf((1 + confidence) / 2)
+    _, often = _clopper_pearson(hit, len(steps), normal, normal)
+    parts = (
+        math.log(min(1.0, often) * len(steps) / hit),
+        _quantile(freedom, confidence) * math.sqrt(variance / hit),
+        variance / 2 * (freedom / _least_of_squares(freedom, (1 - confidence) / 2) - 1),
+    )
+    reached = math.log(hit / len(steps)) + middle + variance / 2 + math.hypot(*parts)
+    return math.exp(min(0.0, reached))
+
+
+@lru_cache(maxsize=1024)
+def _least_of_squares(freedom: int, chance: float) -> float:
+    """The value below which chi-square of so many degrees of freedom falls with this chance, by its series (Abramowitz and Stegun, 26.4.6)."""
+
+    def below(value: float) -> float:
+        term = math.exp(freedom / 2 * math.log(value / 2) - value / 2 - math.lgamma(freedom / 2 + 1))
+        total, number = 0.0, 0
+        while term > 1e-12 * total and number < 10_000:
+            total += term
+            number += 1
+            term *= value / (freedom + 2 * number)
+        return total
+
+    low, high = 0.0, float(freedom)  # the median lies below the mean
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < chance else (low, middle)
+    return high
 
 
 def design_effect(counts: Sequence[tuple[int, int]]) -> float:
