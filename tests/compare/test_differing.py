@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitwitness.compare.differing import difference, ranges, spread
+from bitwitness.compare.differing import difference, distance, ranges, spread, squares
 from bitwitness.compare.records import DECADES, Difference
 from bitwitness.compare.tape import host, like, overwrite
 from bitwitness.mutate import words_of
@@ -150,3 +150,61 @@ def test_a_copy_on_the_host_shares_no_memory() -> None:
     copy = host(one)
     one += 1
     assert copy.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nothing_that_is_compared_is_written_to(dtype: torch.dtype) -> None:
+    given = [made(dtype, seed) for seed in (1, 2, 3)]
+    if dtype.is_floating_point:
+        bad = math.nan if dtype == torch.float8_e4m3fn else math.inf  # that one has no infinity
+        for place, (tensor, value) in enumerate(zip(given, (math.nan, bad, -bad), strict=True)):
+            tensor[place, place] = value
+    before = [host(one).view(torch.uint8) for one in given]
+    observed, expected, previous = given
+    assert difference(0, observed, expected, previous) is not None
+    assert spread(0, observed, expected) is not None
+    distance(observed, expected)
+    ranges(expected)
+    squares(expected)
+    like(observed, expected)
+    assert [torch.equal(host(one).view(torch.uint8), kept) for one, kept in zip(given, before, strict=True)] == [
+        True
+    ] * 3
+
+
+def test_a_zero_of_the_other_sign_is_a_sign_and_no_lost_number() -> None:
+    seen = found(torch.tensor([-0.0, 0.0, 0.0]), torch.tensor([0.0, -0.0, 3.0]))
+    assert seen.classes == {"sign": 2, "zero": 1}
+
+
+def test_the_distance_is_of_what_differs() -> None:
+    right = torch.tensor([math.nan, math.inf, 1.0], dtype=torch.float64)
+    other = right.clone()
+    other[2] = 3.0
+    assert distance(other, right) == 4.0
+    other[0] = 0.0
+    assert distance(other, right) == math.inf
+
+
+def test_large_finite_numbers_are_finite() -> None:
+    rough = spread(0, torch.tensor([1e308], dtype=torch.float64), torch.tensor([-1e308], dtype=torch.float64))
+    assert rough is not None
+    assert rough.nonfinite == 0
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(4, 3).t(), torch.zeros(3, 1).expand(3, 4)], ids=["transposed", "expanded"]
+)
+def test_what_stands_in_the_place_of_another_is_laid_out_as_it_is(tensor: Tensor) -> None:
+    assert like(tensor, host(torch.ones_like(tensor))).stride() == tensor.stride()
+
+
+class Named(Tensor):
+    """A subclass that adds nothing."""
+
+
+def test_subclasses_are_compared_as_what_they_are() -> None:
+    one = torch.zeros(3).as_subclass(Named)
+    assert type(host(one)) is Tensor
+    overwrite(one, torch.ones(3))
+    assert one.tolist() == [1, 1, 1]

@@ -22,7 +22,7 @@ _BOUNDARIES = torch.tensor(DECADES[2:], dtype=torch.float64)
 def difference(
     site: int, observed: Tensor, expected: Tensor, previous: Tensor | None = None, keep: int = 2048
 ) -> Difference | None:
-    """Compare bit for bit.
+    """Compare bit for bit. Nothing that is given is written to, here and in all of this module: the tape is everybody's.
 
     Args:
         site: number to write down.
@@ -46,7 +46,8 @@ def difference(
     counted = finite & (y_right != 0)
     severity = error[counted] / y_right[counted].abs()
     zero = finite & (y_right == 0)
-    everything = expected.flatten().to(torch.float64)
+    # A copy: of this dtype already, it would be the leader's own memory.
+    everything = expected.flatten().to(torch.float64, copy=True)
     lost = ~finite
     everything[where[lost]] = 0.0
     everything = everything.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -73,9 +74,9 @@ def spread(site: int, observed: Tensor, expected: Tensor) -> Difference | None:
     seen, right = _words(observed), _words(expected)
     if torch.equal(seen, right):
         return None
-    y_right = expected.flatten().to(torch.float64)
-    error = observed.flatten().to(torch.float64) - y_right
-    finite, wrong = error.isfinite(), seen != right
+    y_seen, y_right = observed.flatten().to(torch.float64), expected.flatten().to(torch.float64)
+    error = y_seen - y_right
+    finite, wrong = y_seen.isfinite() & y_right.isfinite(), seen != right
     return Difference(
         site=site,
         mismatches=int(wrong.sum()),
@@ -101,10 +102,12 @@ def squares(tensor: Tensor) -> float:
 
 
 def distance(observed: Tensor, expected: Tensor) -> float:
-    """The sum of squared differences, in double precision; infinite where one is not finite and they differ."""
-    if torch.equal(_words(observed), _words(expected)):
+    """The sum of squared differences of elements with other bits, in double precision; infinite where one of those is not finite."""
+    seen, right = _words(observed), _words(expected)
+    if torch.equal(seen, right):
         return 0.0
-    error = observed.to(torch.float64) - expected.to(torch.float64)
+    where = seen != right  # a NaN on both sides is no difference
+    error = observed.flatten()[where].to(torch.float64) - expected.flatten()[where].to(torch.float64)
     total = float(error.square().sum())
     return total if math.isfinite(total) else math.inf
 
@@ -158,7 +161,7 @@ def _classes(
     found: dict[str, int] = {}
     left = torch.ones_like(stale)
     for name, holds in (
-        ("zero", y_seen == 0),
+        ("zero", (y_seen == 0) & (y_right != 0)),
         ("special", ~y_seen.isfinite()),
         ("sign", y_seen == -y_right),
         ("stale", stale),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bitwitness.compare.records import Site
 from bitwitness.errors import ConfigurationError
@@ -33,7 +34,7 @@ class Tape:
 
 def host(tensor: Tensor) -> Tensor:
     """A copy of its bits in memory of the host: contiguous, without gradient, complex numbers as pairs in a last axis."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = _plain(tensor).resolve_conj().resolve_neg()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     copy = plain.to(device="cpu", copy=True)
@@ -49,7 +50,7 @@ def overwrite(tensor: Tensor, right: Tensor) -> None:
         tensor: of any strided layout and device.
         right: what `host` made of the leader's.
     """
-    target, source = tensor.data, right
+    target, source = _plain(tensor), right
     if target.is_complex():
         source = torch.view_as_complex(source.contiguous())
     for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
@@ -59,9 +60,16 @@ def overwrite(tensor: Tensor, right: Tensor) -> None:
 
 
 def like(tensor: Tensor, right: Tensor) -> Tensor:
-    """The leader's bits as a new tensor beside this one."""
-    source = torch.view_as_complex(right.contiguous()) if tensor.is_complex() else right
-    return source.to(device=tensor.device, copy=True)
+    """The leader's bits as a new tensor beside this one, laid out as it is: in another layout kernels add in another order."""
+    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    overwrite(other, right)
+    return other
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory, without gradient, version counter and whatever a subclass does."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.data.as_subclass(Tensor)
 
 
 def site_of(module: str, phase: str, name: str, call: int, tensor: Tensor) -> Site:
@@ -76,11 +84,23 @@ def can_be_compared(tensor: Tensor) -> bool:
     """Whether it has memory to be compared: strided and not empty.
 
     Raises:
-        ConfigurationError: it is sharded over ranks, so that what one participant holds is no result of its own.
+        ConfigurationError: it is sharded over ranks, so that what one participant holds is no result of its own; or it only wraps others.
     """
     if type(tensor).__name__ == "DTensor":  # its module is slow to import
         raise ConfigurationError(
             "this workload shards its tensors (DTensor): each participant of a comparison computes a whole model on one device. "
             "Give a model that is not wrapped in FSDP or tensor parallelism"
         )
-    return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_meta
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise ConfigurationError(
+            "this workload calls its modules inside of a transformation of torch.func, where a tensor stands for others and has no memory "
+            "of its own: compute gradients by backward() or torch.autograd.grad"
+        )
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
+        return False
+    if is_traceable_wrapper_subclass(tensor):
+        raise ConfigurationError(
+            f"this workload computes with tensors of the class {type(tensor).__name__}, which keep their numbers in others: give a workload "
+            "of plain tensors"
+        )
+    return True
