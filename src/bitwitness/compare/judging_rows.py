@@ -21,6 +21,15 @@ BETWEEN: tuple[Phase, ...] = ("fwd_in", "grad_out", "loss")
 NOT_COMPUTED: tuple[Phase, ...] = ("batch", "memory")
 """Compared, and no trial: a rate over what nobody computed would say less than it seems to."""
 
+_SUM = " sum"
+"""Ends the name of what `hooks` has added up of parts that are compared by themselves."""
+
+
+def is_trial(site: Site) -> bool:
+    """Whether the device computed it, and it is counted nowhere else."""
+    return site.phase not in NOT_COMPUTED and not site.tensor.endswith(_SUM)
+
+
 _Key = TypeVar("_Key", bound=Hashable)
 RowPhase = Phase | Literal["", "forward", "backward"]
 
@@ -103,7 +112,7 @@ def _summed(counted: Sequence[Seen], key_of: Callable[[Site], _Key | None]) -> d
         if layout not in apart:
             groups: dict[_Key, list[Site]] = {}
             for site in seen.sites:
-                key = key_of(site) if site.phase not in NOT_COMPUTED else None
+                key = key_of(site) if is_trial(site) else None
                 if key is not None:
                     groups.setdefault(key, []).append(site)
             for key, sites in groups.items():
@@ -112,7 +121,7 @@ def _summed(counted: Sequence[Seen], key_of: Callable[[Site], _Key | None]) -> d
         for key, elements in apart[layout].items():
             found[key].steps[number] = [0, elements]
         for site, one in seen.differing.items():
-            key = key_of(site) if site.phase not in NOT_COMPUTED else None
+            key = key_of(site) if is_trial(site) else None
             if key is not None and key in found and number in found[key].steps:
                 found[key].differed(number, one)
     return found

@@ -36,7 +36,7 @@ state of the optimizer and buffers after it; and of these what the leader's step
 
 WordClass = Literal["zero", "special", "sign", "stale", "moved", "other"]
 CLASSES: tuple[WordClass, ...] = get_args(WordClass)
-"""Of a wrong element, the first that holds: it is 0; NaN or infinite; the right one negated; what the right one in this place was in the
+"""Of a wrong element, the first that holds: it is 0 and the right one is not; NaN or infinite; the right one negated; what the right one in this place was in the
 step before; the right one of another place of the same tensor; none of these."""
 
 DECADES: tuple[float, ...] = (0.0, 1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4, 1e6, 1e9)
