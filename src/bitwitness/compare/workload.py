@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitwitness.compare.users_code import no_exit, said
 from bitwitness.errors import BitwitnessError, ConfigurationError
 
 KNOWN: Mapping[str, str] = {
@@ -78,18 +79,72 @@ def load(name: str, options: Mapping[str, str] | None = None) -> Make:
     module = _from_file(Path(where)) if where.endswith(".py") else _imported(where)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ConfigurationError(f"the workload {name!r:.80} cannot be made: {where} has no function {attribute!r}")
+        has = hasattr(module, attribute)
+        what = (
+            f"{attribute!r} in {where} is {_a(function)} and no function"
+            if has
+            else f"{where} has no function {attribute!r}"
+        )
+        raise ConfigurationError(
+            f"the workload {name!r:.80} cannot be made: {what}. Name one that is called with (device, seed) and returns a Workload"
+        )
     _check_options(name, function, given)
 
     def make(device: torch.device, seed: int) -> Workload:
-        made = function(device, seed, **given)
+        with no_exit():
+            made = function(device, seed, **given)
         if not isinstance(made, Workload):
             raise ConfigurationError(
-                f"the workload {name!r:.80} returned a {type(made).__name__}: return a bitwitness.compare.workload.Workload"
+                f"the workload {name!r:.80} returned {_a(made)}: return a bitwitness.compare.workload.Workload"
             )
+        check_parts(made, name)
         return made
 
     return make
+
+
+def check_parts(made: Workload, name: str = "") -> None:
+    """Refuse a workload one of whose parts is something else than it must be.
+
+    Raises:
+        ConfigurationError: names the part, what it is, and what to give.
+    """
+    wrong = ""
+    if not isinstance(made.model, nn.Module):
+        wrong = f"its model is {_a(made.model)}: give a torch.nn.Module, on the device"
+    elif problem := _optimizers(made.optimizers):
+        wrong = f"{problem}: give a torch.optim.Optimizer over the model's parameters, or a list of some"
+    for part, takes in (("loss_fn", "(model, batch)"), ("batch", "(step)"), ("evaluate", "(model)")):
+        value = getattr(made, part)
+        if not wrong and not callable(value) and not (part == "evaluate" and value is None):
+            wrong = f"its {part} is {_a(value)}: give a function {part}{takes}"
+            wrong += ", or None" if part == "evaluate" else ""
+    if wrong:
+        raise ConfigurationError(f"the workload {name!r:.80} cannot be trained: {wrong}")
+
+
+def _optimizers(given: object) -> str:
+    """What is wrong with them; "" for nothing."""
+    if isinstance(given, type | str) or not isinstance(given, torch.optim.Optimizer | Sequence):
+        return f"its optimizers are {_a(given)}"
+    several = [given] if isinstance(given, torch.optim.Optimizer) else list(given)
+    if not several:
+        return "it has no optimizers"
+    for one in several:
+        # One that wraps another need not be one; what is used of it are these two.
+        used = callable(getattr(one, "step", None)) and hasattr(one, "state")
+        if isinstance(one, type) or not (isinstance(one, torch.optim.Optimizer) or used):
+            return f"among its optimizers is {_a(one)}"
+        if isinstance(one, torch.optim.LBFGS):
+            return "LBFGS computes the loss several times a step, and a step is computed once here"
+    return ""
+
+
+def _a(value: object) -> str:
+    """What a value is, in words."""
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 def _check_options(name: str, function: Callable[..., Any], given: Mapping[str, str]) -> None:
@@ -111,11 +166,12 @@ def _imported(where: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that nothing that lies about hides what is installed
     try:
-        return importlib.import_module(where)
+        with no_exit():
+            return importlib.import_module(where)
     except BitwitnessError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"the module {where!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"the module {where!r} cannot be imported: {said(error)}") from error
 
 
 def _from_file(file: Path) -> ModuleType:
@@ -129,9 +185,10 @@ def _from_file(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look their module up
     sys.path.append(str(file.resolve().parent))  # for what stands beside it
     try:
-        spec.loader.exec_module(module)
+        with no_exit():
+            spec.loader.exec_module(module)
     except BitwitnessError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"{file} cannot be run: {said(error)}") from error
     return module
