@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import shutil
 import subprocess
@@ -209,6 +210,139 @@ def test_what_cannot_be_run_says_so_and_is_no_verdict(
     (damaged / "operands.pt").write_bytes(b"no operands")
     assert program.main(["--device", "cpu", "--bundle", str(damaged)]) == 2
     assert capsys.readouterr().out.count("could not be run") == 4
+
+
+def test_whatever_keeps_the_program_from_running_is_no_verdict(
+    stuck: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """Python's own status for an error is 1, as is ours for a device that is wrong: each time on the device that is wrong."""
+    program = loaded(stuck[1])
+    record = json.loads((stuck[1] / "bundle.json").read_text())
+    operands = torch.load(stuck[1] / "operands.pt", weights_only=True)
+    whole = (stuck[1] / "operands.pt").read_bytes()
+    damages: dict[str, tuple[str, bytes]] = {
+        "no operands": ("operands.pt", b""),
+        "half of them": ("operands.pt", whole[: len(whole) // 2]),
+        "a list": ("bundle.json", b"[]"),
+        "a number": ("bundle.json", b"7"),
+        "not JSON": ("bundle.json", b"{"),
+        "not text": ("bundle.json", b"\xff\xfe"),
+        "of nothing": ("bundle.json", b"{}"),
+        "deep": ("bundle.json", b"[" * 100_000),
+        "times": ("bundle.json", json.dumps(record | {"reproduce": record["reproduce"] | {"times": None}}).encode()),
+        "never": ("bundle.json", json.dumps(record | {"reproduce": record["reproduce"] | {"times": 0}}).encode()),
+        "settings": ("bundle.json", json.dumps(record | {"reproduce": record["reproduce"] | {"settings": 3}}).encode()),
+        "no drill": (
+            "bundle.json",
+            json.dumps({key: value for key, value in record.items() if key != "drill"}).encode(),
+        ),
+        "list of tensors": ("operands.pt", saved([1, 2])),
+        "no outputs": ("operands.pt", saved(operands | {"expected": []})),
+        "no numbers": ("operands.pt", saved(operands | {"observed": None})),
+        "another operation": ("operands.pt", saved(operands | {"operation": "aten.no_such.default"})),
+        "no operation": ("operands.pt", saved(operands | {"operation": ""})),
+        "packet": ("operands.pt", saved(operands | {"operation": "__class__"})),
+        "arguments": ("operands.pt", saved(operands | {"args": 5})),
+    }
+    for name, (file, content) in damages.items():
+        damaged = tmp_path / name
+        shutil.copytree(stuck[1], damaged)
+        (damaged / file).write_bytes(content)
+        with Simulated(STUCK, 5).during(99):
+            assert program.main(["--device", "cpu", "--bundle", str(damaged)]) == 2, name
+
+
+def saved(what: Any) -> bytes:
+    content = io.BytesIO()
+    torch.save(what, content)
+    return content.getvalue()
+
+
+def test_no_memory_is_no_verdict(stuck: tuple[dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = loaded(stuck[1])
+
+    def nothing_left(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(program, "tried", nothing_left)
+    assert program.main(["--device", "cpu"]) == 2
+    monkeypatch.setattr(program, "_say", nothing_left)
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--device", "cpu"])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    assert program._ended() == 2, "nor if there is none for a sentence"
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "instead",
+    ["", "raise ImportError('no torch')", "raise OSError('libcudart.so.12: cannot open')", "raise SystemExit(1)"],
+)
+def test_without_torch_the_program_ends_with_2_and_a_sentence(
+    stuck: tuple[dict[str, Any], Path], tmp_path: Path, instead: str
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(stuck[1], folder)
+    command = [sys.executable, "-I", "-S", str(folder / "reproduce.py")]  # without what is installed
+    if instead:
+        (folder / "torch.py").write_text(instead + "\n")
+        command = [sys.executable, str(folder / "reproduce.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stderr
+    assert "could not be run: torch cannot be imported" in ran.stdout
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from bitwitness.compare import bundling
+from bitwitness.compare.bundling import Found
+from bitwitness.compare.cases import Case
+from bitwitness.faults.statistics import wilson
+
+case = Case("aten.relu.default", (torch.ones(300),), {}, (torch.ones(300),), (torch.zeros(300),))
+found = Found(case, case, wilson(1, 2), wilson(1, 2))
+bundling.letter = lambda record: "a letter"
+record = {"schema": 1, "drill": "", "original": {"file": "original.pt"}}
+wanted = {"README.txt", "bundle.json", "operands.pt", "original.pt", "reproduce.py"}
+events, whole, none = 0, 0, 0
+
+def strike(event, _):
+    global events
+    if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "os.listdir", "shutil.rmtree"):
+        events += 1
+        if events > number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+for number in range(200):
+    folder = Path(sys.argv[1]) / f"run-{number}" / "bundle"
+    child = os.fork()
+    if not child:
+        sys.addaudithook(strike)
+        bundling._write(folder, record, found)
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    if not folder.exists():
+        none += 1
+        assert killed
+        continue
+    whole += 1
+    assert {one.name for one in folder.iterdir()} == wanted, list(folder.iterdir())
+    assert all(torch.load(folder / one, weights_only=True) for one in ("operands.pt", "original.pt"))
+    assert (folder / "reproduce.py").read_text() == bundling.program("")
+    if not killed:
+        break
+print(none, whole)
+"""
+
+
+def test_a_bundle_is_whole_or_absent_at_whatever_instant_its_writer_is_killed(tmp_path: Path) -> None:
+    """Killed before each of the calls that change a folder or open a file, one after another, until it gets through."""
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    none, whole = map(int, ran.stdout.split())
+    assert none >= 10
+    assert 1 < whole < 50
 
 
 def test_a_folder_that_is_there_and_nothing_seen_are_refused(tmp_path: Path) -> None:

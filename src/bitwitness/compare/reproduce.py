@@ -3,7 +3,7 @@
     python reproduce.py [--device cuda:0] [--times 1000]
 
 Exit status: 0 not reproduced, 1 reproduced, 2 it could not be run, 3 nothing follows: this device is of another kind, and its right
-answer may be another one. Whoever reads this in a bundle needs nothing of the project that wrote it: in the project, this same file
+answer may be another one. Nothing but an answer that was compared and is wrong ends with 1, not even an error of Python. Whoever reads this in a bundle needs nothing of the project that wrote it: in the project, this same file
 computes the operation while it is being made smaller, so that what a vendor runs is what was seen.
 """
 
@@ -12,15 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+try:
+    import torch
+    from torch import Tensor
+except BaseException as error:
+    if __name__ != "__main__" or isinstance(error, KeyboardInterrupt):
+        raise
+    # Python itself would end with 1, which says here that a device is wrong.
+    sys.stdout.write(f"could not be run: torch cannot be imported: {type(error).__name__}: {error}\n")
+    sys.exit(2)
 
 CODES: Mapping[str, int] = {"not reproduced": 0, "reproduced": 1, "nothing follows": 3}
 
@@ -157,31 +163,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bundle", type=Path, default=Path(__file__).resolve().parent, help="the folder")
     asked = parser.parse_args(arguments)
     try:
-        record = json.loads((asked.bundle / "bundle.json").read_text(encoding="utf-8"))
-        operands = torch.load(asked.bundle / asked.operands, weights_only=True)
-        device = torch.device(asked.device)
-        times = asked.times if asked.times > 0 else int(record["reproduce"]["times"])
-        here, there = kind(device), record["reproduce"]["kind"]
-        with settled(record["reproduce"]["settings"]):
-            counts = tried(operands, device, times)
-    except (OSError, ValueError, KeyError, RuntimeError, AssertionError, pickle.UnpicklingError) as error:
-        _say(f"could not be run: {type(error).__name__}: {error}")  # torch without CUDA fails an assertion
+        record, counts, here = _measured(asked)
+        outcome = _told(asked, record, counts, here)
+    except Exception as error:  # noqa: BLE001  (whatever it is: a status of Python's own would accuse the device)
+        _say(f"could not be run: {type(error).__name__}: {error}")
         return 2
+    return CODES[outcome]
+
+
+def _measured(asked: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int], dict[str, str]]:
+    """What the bundle says, what came out, and the kind of this device."""
+    record = json.loads((asked.bundle / "bundle.json").read_text(encoding="utf-8"))
+    wanted = record["reproduce"]
+    operands = torch.load(asked.bundle / asked.operands, weights_only=True)
+    device = torch.device(asked.device)
+    asked.times = asked.times if asked.times > 0 else int(wanted["times"])
+    if asked.times < 1 or not bits(operands["expected"]):
+        raise ValueError(f"nothing to compare: {asked.times} times, {len(operands['expected'])} outputs")
+    here = kind(device)
+    with settled(wanted["settings"]):
+        counts = tried(operands, device, asked.times)
+    return record, counts, here
+
+
+def _told(
+    asked: argparse.Namespace, record: Mapping[str, Any], counts: Mapping[str, int], here: Mapping[str, str]
+) -> str:
+    """Say what came out; the outcome."""
+    there = record["reproduce"]["kind"]
     if record["drill"]:
         _say(f"DRILL: the fault was played on purpose ({record['drill']}); no device is accused")
     outcome = concluded(counts, here == there)
-    _say(f"{record['operation']} on {asked.device} ({here['device']}), {times} times: {counts['right']} right,")
+    _say(f"{record['operation']} on {asked.device} ({here['device']}), {asked.times} times: {counts['right']} right,")
     _say(f"{counts['recorded']} with the recorded wrong bits, {counts['other']} wrong otherwise")
     for name in sorted({*here, *there}):
         if here.get(name) != there.get(name):
             _say(f"another kind: {name} is {here.get(name)} here, {there.get(name)} there")
     _say(outcome)
-    return CODES[outcome]
+    return outcome
 
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def _ended() -> int:
+    """The exit status of the program, whatever happens to it."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except Exception as error:  # noqa: BLE001  (see above)
+        # Nobody reads what is written any more, or there is no memory for a sentence: the status is what remains.
+        with suppress(Exception):
+            sys.stderr.write(f"could not be run: {type(error).__name__}: {error}\n")
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (Python flushes it at the end, and would fail again)
+        return 2
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_ended())
