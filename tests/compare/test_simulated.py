@@ -172,6 +172,28 @@ def test_what_cannot_be_played_is_refused(text: str, said: str) -> None:
         Simulated(text, 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("op:addmm @ every=1 : nonsense -> zero", "nonsense"),
+        ("op:addmm @ often : n=1 -> zero", "often"),
+        ("op:addmm @ every=1 : n=1 -> zero ; sometimes", "sometimes"),
+        ("  op:addmm during=never @ every=1 : n=1 -> zero", "never"),
+        ("nowhere op:addmm @ every=1 : n=1 -> zero", "nowhere"),
+        ("op:addmm", ""),
+        ("fwd_out:0 @ every=1 : n=1 -> zero & op:mm @ every=1 : nonsense -> zero", "nonsense"),
+    ],
+)
+def test_an_objection_shows_the_line_as_it_was_written(text: str, at: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Simulated(text, 0)
+    said, line, caret = str(refused.value).split("\n")
+    assert line.strip() in text
+    assert "fwd_out" not in said + line.replace("fwd_out:0", "")
+    assert line[caret.index("^") :].startswith(at), refused.value
+    assert said.startswith(f"column {caret.index('^') - 1}: ")
+
+
 def test_a_module_that_is_not_there_is_refused_when_attached() -> None:
     fault = Simulated("fwd_out:nowhere @ every=1 : n=1 -> zero ; permanent", 0)
     with pytest.raises(ConfigurationError, match="nowhere"):

@@ -31,6 +31,8 @@ from bitwitness.faults.spec import Fault
 
 _OPERATION = re.compile(r"(?<!\S)op(?=[:\s]|$)")
 """The target, in the part of a line before its time."""
+_STAND_IN = "fwd_out"
+"""What the grammar reads in its place."""
 
 
 class Trained(Protocol):
@@ -158,8 +160,11 @@ def read(text: str) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
     operations: list[Fault] = []
     for line in re.split(r"\s+&\s+|\n", text.strip()):
         where, at, rest = line.partition("@")
-        named, count = _OPERATION.subn("fwd_out", where)
-        faults = parse_all(named + at + rest)
+        named, count = _OPERATION.subn(_STAND_IN, where)
+        try:
+            faults = parse_all(named + at + rest)
+        except ConfigurationError as error:
+            raise ConfigurationError(_as_written(str(error), line, where)) from error
         _check_alone(line, faults)
         if count:
             operations += [
@@ -168,6 +173,22 @@ def read(text: str) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         else:
             modules += faults
     return tuple(modules), tuple(operations)
+
+
+def _as_written(objection: str, line: str, where: str) -> str:
+    """What the grammar says of a line, with `op` where it was given another word for it, and the caret where that is to be."""
+    found = re.fullmatch(r"column (\d+): (.*)\n  [^\n]*\n  [^\n]*\^", objection, re.DOTALL)
+    if not (found and _OPERATION.search(where)):
+        return objection
+    column, left = int(found[1]) - 1, len(line) - len(line.lstrip())
+    column += left  # the grammar leaves out what is before a line
+    longer = len(_STAND_IN) - len("op")
+    for target in _OPERATION.finditer(where):
+        if column > target.start():
+            column = max(target.start(), column - longer)
+    before = "".join("\t" if letter == "\t" else " " for letter in line[left:column])
+    said = re.sub(rf"\b{_STAND_IN}\b", "op", found[2])
+    return f"column {column - left + 1}: {said}\n  {line.strip()}\n  {before}^"
 
 
 def _check_alone(line: str, faults: Sequence[Fault]) -> None:
