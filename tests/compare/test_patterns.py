@@ -12,7 +12,7 @@ import torch
 
 from bitwitness.compare.differing import ranges as ranges_of
 from bitwitness.compare.patterns import Struck, look
-from bitwitness.compare.patterns_places import places, to_look_at
+from bitwitness.compare.patterns_places import places, recurring, to_look_at
 from bitwitness.compare.patterns_words import magnitude, mantissa, range_of, width
 from bitwitness.compare.records import DECADES, Difference, Site
 from bitwitness.compare.results import Patterns
@@ -198,13 +198,111 @@ def test_what_strikes_all_tensors_of_a_step_alike_is_looked_at_once() -> None:
         assert any("same places" in one for one in found.findings), "but that they are the same is said"
 
 
+def drawn_from(
+    pools: Callable[[random.Random], Callable[[random.Random], Sequence[int]]], count: int
+) -> Callable[..., Any]:
+    """In each of 40 steps a few of the places that can be wrong at all in it."""
+
+    def made(seed: int, shape: Shape) -> Patterns:
+        dice = random.Random(f"pools {seed}")
+        pool = pools(dice)
+        return look("float32", struck(shape, [dice.sample(list(pool(dice)), count) for _ in range(40)], seed))
+
+    return made
+
+
+def tokens(dice: random.Random) -> Callable[[random.Random], list[int]]:
+    """The rows of an embedding that a batch has tokens of, out of few and with some much commoner than others."""
+    known = [dice.randrange(256) for _ in range(40)]
+    weights = [1 / (1 + number) for number in range(40)]
+    return lambda dice: [row * 32 + column for row in set(dice.choices(known, weights, k=10)) for column in range(32)]
+
+
+def live_units(dice: random.Random) -> Callable[[random.Random], list[int]]:
+    """After a ReLU: some columns are dead, and of the others half are 0."""
+    live = [column for column in range(96) if dice.random() < 0.6]
+    return lambda dice: [row * 96 + column for row in range(64) for column in live if dice.random() < 0.5]
+
+
+def below_the_diagonal(_: random.Random) -> Callable[[random.Random], list[int]]:
+    return lambda _: [row * 32 + column for row in range(128) for column in range(row % 32 + 1)]
+
+
+def tokens_of_live_units(dice: random.Random) -> Callable[[random.Random], list[int]]:
+    rows, live = tokens(dice), {column for column in range(32) if dice.random() < 0.5}
+    return lambda dice: [index for index in rows(dice) if index % 32 in live] or [0]
+
+
+STRUCTURED = {
+    "embedding": (tokens, (256, 32), 6),
+    "relu": (live_units, (64, 96), 8),
+    "causal": (below_the_diagonal, (4, 32, 32), 8),
+    "embedding-of-live-units": (tokens_of_live_units, (256, 32), 4),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_that_only_some_rows_and_columns_can_be_wrong_is_no_pattern(name: str) -> None:
+    pools, shape, count = STRUCTURED[name]
+    for seed in range(12):
+        found = drawn_from(pools, count)(seed, shape)
+        assert found.periods == (), (seed, found.findings)
+        assert not about_places(found), (seed, found.findings)
+
+
+@pytest.mark.parametrize("stride", range(2, 33))
+def test_strides_are_found_in_any_width(stride: int) -> None:
+    for columns in (64, 96, 128):
+        found = planted(run(12, stride), shape=(64, columns), noise=0, seed=stride)
+        assert any(
+            one.startswith((f"stride {stride}:", "runs of 12 neighbours along a column")) for one in found.findings
+        ), (columns, found.findings)
+
+
+def test_places_redrawn_in_each_step_do_not_recur_though_many_tensors_have_them() -> None:
+    for seed in range(6):
+        dice = random.Random(f"redrawn {seed}")
+        made = []
+        for step in range(30):
+            here = dice.sample(range(1024), 6)
+            for number, shape in enumerate([(32, 32)] * 3 + [(64, 32)] * 3):
+                (one,) = struck(shape, [here], seed)
+                made.append(Struck(step, Site(f"layer.{number}", "fwd_out", "0", 0, "float32", shape), one.difference))
+        found = look("float32", made).findings
+        assert not any("again and again" in one for one in found), seed
+        assert any(one.startswith("tensors of one step are wrong at the same places: 1,080 ") for one in found)
+        assert not any("runs" in one or "stride" in one or "neighbours" in one for one in found), found
+
+
+def test_tensors_of_one_step_that_are_scattered_are_not_said_to_be_alike() -> None:
+    dice = random.Random(7)
+    made = []
+    for number in range(6):
+        drawn = [dice.sample(range(1024), 100) for _ in range(30)]
+        made += [
+            Struck(one.step, Site(f"layer.{number}", "fwd_out", "0", 0, "float32", (32, 32)), one.difference)
+            for one in struck((32, 32), drawn, number)
+        ]
+    assert not any("same places" in one for one in look("float32", made).findings)
+
+
+def test_a_zero_of_the_other_sign_is_no_zero_for_what_is_right() -> None:
+    site = Site("ffn", "fwd_out", "0", 0, "float32", (64, 64))
+    changed = (*((number, 0, 0x80000000) for number in range(30)), (40, 0x3F800000, 0), (50, 0x3F800000, 1))
+    for classes in ({"zero": 31, "other": 1}, {"zero": 1, "sign": 30, "other": 1}):
+        found = look("float32", [Struck(0, site, Difference(0, 32, elements=changed, classes=classes))])
+        assert found.classes == {"other": 1, "sign": 30, "zero": 1}
+        assert not any("are 0" in one for one in found.findings)
+        assert any("30 of 32" in one and "other sign" in one for one in found.findings)
+
+
 def test_of_what_was_cut_off_only_the_part_that_was_kept_counts() -> None:
     one = places((1000, 1000), range(0, 2000, 20), 50_000)
     assert one.elements == 1981
     assert not one.whole
-    looked, recurring = to_look_at([one])
+    looked = to_look_at([one])
     assert looked == [one]
-    assert recurring == 0
+    assert recurring([one]) == 0
     site = Site("ffn", "fwd_out", "0", 0, "float32", (1000, 1000))
     dice = random.Random(1)
     kept = sorted(dice.sample(range(20_000), 500))

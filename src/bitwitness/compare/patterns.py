@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bitwitness.compare.patterns_lags import lags, stride
 from bitwitness.compare.patterns_periods import periods
-from bitwitness.compare.patterns_places import CHANCE, Places, Tile, lags, places, stride, tiles, to_look_at
+from bitwitness.compare.patterns_places import CHANCE, Places, alike, places, recurring, to_look_at
+from bitwitness.compare.patterns_tiles import Tile, tiles
 from bitwitness.compare.patterns_words import magnitude, mantissa, range_of, width
 from bitwitness.compare.records import DECADES, Difference, Site
 from bitwitness.compare.results import Lag, Patterns, Period
@@ -35,7 +37,7 @@ _FEWEST_STEPS = 8
 _WHOLE = 0.5
 
 _CLASS_WORDS = {
-    "zero": "are 0 instead of what is right",
+    "zero": "are 0 instead of what is right, which is not 0",
     "special": "are NaN or infinite",
     "sign": "are the right value with the other sign",
     "stale": "are what was right in this place one step before",
@@ -66,24 +68,23 @@ def look(dtype: str, struck: Sequence[Struck], ranges: Mapping[Site, Sequence[in
     fresh = _first_of_each_place(mine)
     records = masks.total()
     found = [
-        places(one.site.shape, [index for index, _, _ in one.difference.elements], one.difference.mismatches)
+        places(one.site.shape, [index for index, _, _ in one.difference.elements], one.difference.mismatches, one.step)
         for one in mine
     ]
-    _, recurring = to_look_at([one for one in found if one.indices])
     # What strikes several tensors of a step at the same places repeats whatever chance has made of them.
     unlike = {(struck.step, one.shape, one.indices): one for struck, one in zip(mine, found, strict=True)}
-    looked, _ = to_look_at([one for one in unlike.values() if one.indices])
+    looked = to_look_at([one for one in unlike.values() if one.indices])
     apart, blocks, repeating = lags(looked), tiles(looked), periods(looked)
     classes = Counter[str]()
     for one in mine:
-        classes.update(one.difference.classes)
+        classes.update(_classes_of(one.difference, dtype))
     total = sum(one.difference.mismatches for one in mine)
     sentences = (
         *_about_masks(masks, records, width(dtype)),
         *_about_bits(_words(dtype, (element for _, elements in fresh for element in elements))[1], dtype),
         *_about_places(looked, apart, blocks, repeating),
         *_about_wholes(mine),
-        *_about_recurring(recurring, sum(len(one.indices) for one in found)),
+        *_about_recurring(found),
         *_about_classes(classes, total, dtype),
         *_about_ranges(dtype, fresh, known),
     )
@@ -219,9 +220,15 @@ def _about_wholes(struck: Sequence[Struck]) -> Iterator[str]:
         yield f"{whole:,} of {len(struck):,} tensors that differ are wrong in every element"
 
 
-def _about_recurring(recurring: int, total: int) -> Iterator[str]:
-    if recurring and recurring >= _REMARKABLE_CLASS * total:
-        yield f"the same places again and again: {recurring:,} wrong elements lie where others of tensors of this shape were wrong"
+def _about_recurring(found: Sequence[Places]) -> Iterator[str]:
+    total, again, at_once = sum(len(one.indices) for one in found), recurring(found), alike(found)
+    if again and again >= _REMARKABLE_CLASS * total:
+        yield f"the same places again and again: {again:,} wrong elements lie where tensors of this shape were wrong in other steps too"
+    elif at_once and at_once >= _REMARKABLE_CLASS * total:
+        yield (
+            f"tensors of one step are wrong at the same places: {at_once:,} wrong elements lie where another of this shape was wrong in the "
+            "same step"
+        )
 
 
 def _few(number: float) -> str:
@@ -229,6 +236,20 @@ def _few(number: float) -> str:
 
 
 # Values --------------------------------------------------------------------------------------------------------------
+
+
+def _classes_of(one: Difference, dtype: str) -> dict[str, int]:
+    """As they were counted, but 0 in place of -0 is no zero for what is right: it has the other sign."""
+    classes = dict(one.classes)
+    zeros = [magnitude(right, dtype) == 0 for _, right, seen in one.elements if magnitude(seen, dtype) == 0]
+    if not sum(zeros) or not classes.get("zero"):
+        return classes
+    more = one.mismatches / len(one.elements)
+    least, other = round(more * zeros.count(False)), round(more * sum(zeros))
+    zero = min(classes["zero"], max(least, classes["zero"] - other))
+    classes["sign"] = classes.get("sign", 0) + classes["zero"] - zero
+    classes["zero"] = zero
+    return {name: count for name, count in classes.items() if count}
 
 
 def _about_classes(classes: Mapping[str, int], total: int, dtype: str) -> Iterator[str]:

@@ -3,6 +3,10 @@
 Two questions, because a fault may begin anywhere each time it strikes. Within one tensor: are the coordinates at which wrong elements
 begin gathered in few residues of a period? Across tensors: do more of them than chance allows have a wrong element in the same residue?
 Neighbours count as one beginning, else a run of four would pass for four coordinates that agree.
+
+Tensors of a step and of a run have rows and columns in common that can be hit at all (see `patterns_places`), so that none is evidence
+beside the others as if it had been drawn anew: their probabilities are put together in a way that holds whatever they share, and the
+coordinates that are hit most in all of them together must lie in one residue too, as no set of them does by chance.
 """
 
 from __future__ import annotations
@@ -132,17 +136,42 @@ def _to_try(extent: int) -> range:
 def _within(axis: Axis, group: Sequence[Places], shapes: int) -> list[int]:
     """The periods at which the beginnings in one tensor gather, in one so clearly that it says so alone, or in all together.
 
-    Probabilities are put together as Fisher does (Statistical Methods for Research Workers, section 21.1).
+    Probabilities are put together as Fisher does (Statistical Methods for Research Workers, section 21.1), as if tensors had nothing in
+    common, and again so that it holds whatever they have.
     """
-    tried = _to_try(max(_extent(axis, one) for one in group))
+    extent = max(_extent(axis, one) for one in group)
+    tried = _to_try(extent)
     chances: dict[int, list[float]] = {period: [] for period in tried}
     for one in group:
         for period, chance in _gathering(axis, one, tried):
             chances[period].append(chance)
     allowed = CHANCE / (2 * 3 * shapes * max(1, len(tried)))
-    return [
+    alone = [
         period for period, some in chances.items() if some and min(len(group) * min(some), _fisher(some)) <= allowed
     ]
+    sets = [sorted(set(_coordinates(axis, one))) for one in group]
+    found = []
+    for period in alone:
+        some = [_in_residues(one, extent, period) for one in sets]
+        if min(len(some) * min(some), _averaged(some)) <= allowed:
+            found.append(period)
+    return found
+
+
+def _in_residues(some: Sequence[int], extent: int, period: int) -> float:
+    """How probable it is that a few residues have so many of these coordinates, if these could be any of all."""
+    least, places, inside = 1.0, 0, 0
+    counts = Counter(value % period for value in some).most_common()
+    for number, (residue, count) in enumerate(counts, start=1):
+        places, inside = places + _places(extent, period, residue), inside + count
+        if places == extent or number > period // 2:
+            break
+        chance = _drawn(extent, places, len(some), inside)
+        least = min(
+            least,
+            math.exp(min(0.0, _ways(period, number) + math.log(max(chance, 1e-300)) + math.log(number * (number + 1)))),
+        )
+    return least
 
 
 def _fisher(chances: Sequence[float]) -> float:
@@ -155,6 +184,11 @@ def _fisher(chances: Sequence[float]) -> float:
             for number in range(len(chances))
         ),
     )
+
+
+def _averaged(chances: Sequence[float]) -> float:
+    """Of probabilities that depend on each other in any way: e times their geometric mean (Vovk and Wang, Biometrika 107, 2020)."""
+    return min(1.0, math.exp(1 + math.fsum(math.log(max(chance, 1e-300)) for chance in chances) / len(chances)))
 
 
 def _gathering(axis: Axis, one: Places, tried: range) -> list[tuple[int, float]]:
@@ -196,10 +230,27 @@ def _across(axis: Axis, group: Sequence[Places], shapes: int) -> list[int]:
         allowed = CHANCE / (2 * 3 * len(tried) * shapes * period)
         for residue, count in Counter(value for one in residues for value in one).items():
             share = covered * _places(extent, period, residue) / extent / len(group)
-            if count >= _REPEATS and tail(len(group), count, min(1.0, share)) <= allowed:
+            if (
+                count >= _REPEATS
+                and tail(len(group), count, min(1.0, share)) <= allowed
+                and _most_hit(distinct, extent, period) <= allowed * period
+            ):
                 found.append(period)
                 break
     return found
+
+
+def _most_hit(distinct: Sequence[Sequence[int]], extent: int, period: int) -> float:
+    """How probable it is that the coordinates that are hit most gather in residues as they do, if they could be any.
+
+    Most: at least once, twice, four times and so on, the best of these; each is a set that chance would draw from all.
+    """
+    often = Counter(value for values in distinct for value in values)
+    least, looks, times = 1.0, 0, 1
+    while times <= max(often.values()):
+        least = min(least, _in_residues([value for value, count in often.items() if count >= times], extent, period))
+        looks, times = looks + 1, 2 * times
+    return min(1.0, looks * least)
 
 
 def _drawn(total: int, marked: int, drawn: int, least: int) -> float:

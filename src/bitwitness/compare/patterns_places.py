@@ -1,9 +1,14 @@
-"""Where wrong elements lie: strides, runs, tiles and rows, told from what chance does. Pure, and neither torch nor numpy.
+"""Where wrong elements lie, and what chance is asked for. Pure, and neither torch nor numpy.
 
-All tests ask the same: had the wrong elements of each tensor been scattered at random over it, as many as there are, how probable
-would be what is seen? Two things must not be taken for a pattern. A few bad positions that are wrong again in every step repeat any
-accidental distance between them as often as there are steps, so such positions are looked at once, all together. And looking at many
-distances finds something by chance alone, so that each has a part of what one look may be wrong with (Bonferroni).
+All tests of places ask two things. Had the wrong elements of each tensor been scattered at random over it, as many as there are, how
+probable would be what is seen? And: would it be as probable if the columns of all tensors of a shape had been numbered in another
+order, or the rows? For not all elements of a tensor can be wrong: the gradient of an embedding is 0 but in the rows of the tokens that
+came, an activation in the columns of dead units. That makes distances and residues which recur, but in no order of rows or columns
+more than in another, as what a broken lane does. Only what neither explains is a pattern.
+
+Two more things must not be taken for one. A few bad positions that are wrong again in every step repeat any accidental distance between
+them as often as there are steps, so such positions are looked at once, all together. And looking at many distances finds something by
+chance alone, so that each has a part of what one look may be wrong with (Bonferroni).
 """
 
 from __future__ import annotations
@@ -13,19 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bitwitness.compare.results import Lag
 from bitwitness.scan.chance import tail
 
 CHANCE = 1e-3
 """In wrong elements that are scattered at random, each kind of pattern is found with at most this probability."""
-LAGS = (*range(1, 33), 64, 128)
-"""Neighbours, the strides that faults.md section 4 asks for, and two widths of vectors."""
-
 _MOST_PLACES = 60_000
 _LEAST = 3
 _RECUR = 0.5
 """Of all that chance leaves to recur, so much does."""
-_SHAPES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,14 @@ class Places:
         shape: of the tensor. indices: in logical order, ascending.
         elements: among how many they lie: all of the tensor, or those up to the last that was kept.
         whole: all wrong elements are here.
+        step: in which they were wrong; None of those that are wrong in several.
     """
 
     shape: tuple[int, ...]
     indices: tuple[int, ...]
     elements: int
     whole: bool = True
+    step: int | None = 0
 
     @property
     def columns(self) -> int:
@@ -54,27 +56,75 @@ class Places:
         return -(-self.elements // self.columns)
 
 
-def places(shape: tuple[int, ...], indices: Iterable[int], mismatches: int) -> Places:
+def places(shape: tuple[int, ...], indices: Iterable[int], mismatches: int, step: int = 0) -> Places:
     """Of one tensor in one step; `mismatches` says whether there were more than those that were kept."""
     kept = tuple(sorted(set(indices)))
     size = math.prod(shape)
     whole = len(kept) >= mismatches
-    return Places(shape, kept, size if whole or not kept else kept[-1] + 1, whole)
+    return Places(shape, kept, size if whole or not kept else kept[-1] + 1, whole, step)
 
 
-def to_look_at(found: Sequence[Places]) -> tuple[list[Places], int]:
-    """The tensors to look at, not too many, with positions that recur put together; and how many elements recur."""
-    by_shape: dict[tuple[int, ...], list[Places]] = {}
-    for one in _some(found):
-        by_shape.setdefault(one.shape, []).append(one)
+def to_look_at(found: Sequence[Places]) -> list[Places]:
+    """The tensors to look at, not too many, with positions that recur put together."""
     looked: list[Places] = []
-    recurring = 0
-    for group in by_shape.values():
-        hit = Counter(index for one in group for index in one.indices)
-        bad = _bad_places(group, hit)
-        recurring += sum(hit[index] for index in bad)
+    for group in by_shape(_some(found)):
+        bad = _bad_places(group, Counter(index for one in group for index in one.indices))
         looked += _apart(group, bad)
-    return looked, recurring
+    return looked
+
+
+def by_shape(found: Iterable[Places]) -> list[list[Places]]:
+    """Groups of one shape each."""
+    groups: dict[tuple[int, ...], list[Places]] = {}
+    for one in found:
+        groups.setdefault(one.shape, []).append(one)
+    return list(groups.values())
+
+
+def recurring(found: Sequence[Places]) -> int:
+    """How many wrong elements lie at positions that are wrong in one step after another, in whichever tensors of a shape.
+
+    What strikes several tensors of a step alike is one event and no recurrence.
+    """
+    count = 0
+    for group in by_shape(_some(found)):
+        steps = [
+            Places(some[0].shape, tuple(sorted({index for one in some for index in one.indices})), some[0].elements)
+            for some in _by_step(group)
+        ]
+        bad = _bad_places(steps, Counter(index for one in steps for index in one.indices))
+        count += sum(index in bad for one in group for index in one.indices) if bad else 0
+    return count
+
+
+def alike(found: Sequence[Places]) -> int:
+    """How many wrong elements lie where another tensor of that shape was wrong in the same step; 0 if chance may have done it."""
+    total = seen = 0
+    by_chance = 0.0
+    for group in by_shape(_some(found)):
+        for some in _by_step(group):
+            hit = Counter(index for one in some for index in one.indices)
+            total += hit.total()
+            seen += sum(count for count in hit.values() if count > 1)
+            by_chance += math.fsum(
+                len(one.indices)
+                * (1 - math.prod(1 - len(other.indices) / other.elements for other in some if other is not one))
+                for one in some
+            )
+    if (
+        seen < _LEAST
+        or seen - by_chance < _RECUR * (total - by_chance)
+        or tail(total, seen, by_chance / total) > CHANCE
+    ):
+        return 0
+    return seen
+
+
+def _by_step(group: Sequence[Places]) -> list[list[Places]]:
+    steps: dict[int | None, list[Places]] = {}
+    for one in group:
+        steps.setdefault(one.step, []).append(one)
+    return list(steps.values())
 
 
 def _some(found: Sequence[Places]) -> list[Places]:
@@ -124,134 +174,33 @@ def _apart(group: Sequence[Places], bad: set[int]) -> Iterator[Places]:
         yield from group
         return
     among, whole = max(one.elements for one in group), all(one.whole for one in group)
-    yield Places(group[0].shape, tuple(sorted(bad)), among, whole)
+    yield Places(group[0].shape, tuple(sorted(bad)), among, whole, None)
     for one in group:
         fresh = tuple(index for index in one.indices if index not in bad)
         if fresh:
-            yield Places(one.shape, fresh, one.elements, one.whole)
+            yield Places(one.shape, fresh, one.elements, one.whole, one.step)
 
 
-# Distances -----------------------------------------------------------------------------------------------------------
+def beyond_steps(looked: Sequence[Places], lags: Iterable[int]) -> dict[int, float]:
+    """By distance, how many pairs within tensors there would be if wrong elements of different steps paired no less often.
 
-
-def lags(looked: Sequence[Places]) -> tuple[Lag, ...]:
-    """How often two wrong elements lie so far apart, for each of `LAGS`.
-
-    Among k of n at random, (n - d) k (k - 1) / (n (n - 1)) pairs are expected at the distance d. Two places are one pair however many
-    tensors have both: what strikes several tensors of a step alike repeats its accidental distances in each of them.
+    Whatever makes some places of a tensor more probable in every step, as a mask that leaves half of a matrix 0, does so across steps.
     """
-    pairs: dict[int, set[int]] = {lag: set() for lag in LAGS}
-    expected = dict.fromkeys(LAGS, 0.0)
-    possible = 0
-    for one in looked:
-        here, hits, size = set(one.indices), len(one.indices), one.elements
-        if hits < 2:
+    expected = dict.fromkeys(lags, 0.0)
+    for group in by_shape(one for one in looked if one.step is not None):
+        steps = [Counter(index for one in some for index in one.indices) for some in _by_step(group)]
+        if len(steps) < 2:
             continue
-        share = hits * (hits - 1) / (size * (size - 1))
-        possible += hits * (hits - 1) // 2
-        for lag in LAGS:
-            if lag < size:
-                expected[lag] += (size - lag) * share
-                pairs[lag] |= here.intersection([index + lag for index in one.indices])
-    return tuple(
-        Lag(
-            lag,
-            len(pairs[lag]),
-            expected[lag],
-            len(pairs[lag]) >= _LEAST
-            and len(LAGS) * _pairs_by_chance(possible, len(pairs[lag]), expected[lag]) <= CHANCE,
-        )
-        for lag in LAGS
-    )
+        hit: Counter[int] = Counter()
+        for step in steps:
+            hit.update(step)
+        across = (hit.total() ** 2 - sum(step.total() ** 2 for step in steps)) / 2
+        within = sum(len(one.indices) * (len(one.indices) - 1) for one in group) / 2
+        for lag in expected:
+            pairs = _at(hit, lag) - sum(_at(step, lag) for step in steps)
+            expected[lag] += pairs * within / across
+    return expected
 
 
-def _pairs_by_chance(possible: int, seen: int, expected: float) -> float:
-    return tail(max(possible, seen), seen, expected / max(possible, seen, 1))
-
-
-def stride(found: Sequence[Lag]) -> int | None:
-    """The distance of which all others that were found are multiples, if it is not 1: then elements are neighbours."""
-    steps = [one.lag for one in found if one.found]
-    if not steps or steps[0] == 1 or any(step % steps[0] for step in steps):
-        return None
-    return steps[0]
-
-
-# Blocks --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Blocks of neighbours of one size.
-
-    Attributes:
-        rows, columns: of the block. count: so many. found: more than chance allows.
-        width, height: of the matrices that they are in, 0 where these differ.
-    """
-
-    rows: int
-    columns: int
-    count: int
-    found: bool
-    height: int
-    width: int
-
-
-def tiles(looked: Sequence[Places]) -> tuple[Tile, ...]:
-    """Blocks of wrong elements, all of whose elements are wrong and none around them, from two elements on; the commonest first."""
-    counts: Counter[tuple[int, int]] = Counter()
-    sizes: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    for one in looked:
-        for block in _blocks(one):
-            counts[block] += 1
-            sizes.setdefault(block, set()).add((one.rows, one.columns))
-    total = sum(one.elements for one in looked)
-    found = []
-    for (rows, columns), count in counts.most_common(_SHAPES):
-        area = rows * columns
-        expected = math.fsum(one.elements * _all_hit(one, area) for one in looked)
-        chance = tail(total, count, expected / total) if total else 1.0
-        where = sizes[rows, columns]
-        height, width = next(iter(where)) if len(where) == 1 else (0, 0)
-        known = _SHAPES * chance <= CHANCE
-        found.append(Tile(rows, columns, count, known, height, width))
-    return tuple(sorted(found, key=lambda tile: (-tile.count * tile.rows * tile.columns, tile.rows, tile.columns)))
-
-
-def _all_hit(one: Places, area: int) -> float:
-    """The probability that so many given elements are all hit."""
-    hits, size = len(one.indices), one.elements
-    if area > hits:
-        return 0.0
-    if area > 64:  # a bound will do
-        return math.exp(area * math.log(hits / size))
-    return math.prod((hits - number) / (size - number) for number in range(area))
-
-
-def _blocks(one: Places) -> list[tuple[int, int]]:
-    """Rows and columns of each full rectangle that is connected to nothing else."""
-    columns = one.columns
-    left = set(one.indices)
-    found = []
-    for first in one.indices:
-        if first not in left:
-            continue
-        left.discard(first)
-        size, waiting = 1, [first]
-        top = bottom = first // columns
-        west = east = first % columns
-        while waiting:
-            here = waiting.pop()
-            row, column = divmod(here, columns)
-            for step in (-1, 0, 1):
-                for aside in (-1, 0, 1):
-                    other = here + step * columns + aside
-                    if 0 <= column + aside < columns and other in left:
-                        left.discard(other)
-                        waiting.append(other)
-                        size += 1
-            top, bottom, west, east = min(top, row), max(bottom, row), min(west, column), max(east, column)
-        block = (bottom - top + 1, east - west + 1)
-        if 1 < size == block[0] * block[1]:
-            found.append(block)
-    return found
+def _at(hit: Counter[int], lag: int) -> int:
+    return sum(count * hit[index + lag] for index, count in hit.items() if index + lag in hit)
