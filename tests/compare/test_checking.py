@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -206,6 +207,14 @@ def infinite(model: nn.Module, batch: Tensor) -> Tensor:
     return squares(model, batch) * float("inf")
 
 
+def leaving(model: nn.Module, batch: Tensor) -> Tensor:
+    sys.exit(7)
+
+
+def detached(model: nn.Module, batch: Tensor) -> Tensor:
+    return squares(model, batch).detach()
+
+
 def several(model: nn.Module, batch: Tensor) -> Tensor:
     out: Tensor = model(batch)
     return out
@@ -219,10 +228,28 @@ def several(model: nn.Module, batch: Tensor) -> Tensor:
         (making(raising), "on leader-1: KeyError: 'pixels' ("),
         (making(build=lambda: nn.Sequential(nn.ReLU(), nn.ReLU())), "the model has no parameters that are trained"),
         (making(build=lambda: nn.Linear(4, 2)), "the model has no submodules"),
+        (making(leaving), "on leader-1: it raised SystemExit(7), which ends a process"),
+        (making(detached), "loss_fn returned a tensor without a gradient"),
+        (making(evaluate=lambda model: [1]), "evaluate gives a list: give a dictionary"),  # type: ignore[arg-type,return-value]
+        (making(evaluate=lambda model: sys.exit(0)), "it raised SystemExit(0)"),
+        (making(batch=lambda seed, step: sys.exit(0)), "it raised SystemExit(0)"),
         (making(evaluate=lambda model: {"accuracy": "good"}), "evaluate gives 'accuracy' as str"),
         (making(evaluate=lambda model: {"answers": [0.5]}), "evaluate gives 'answers' as list"),
     ],
-    ids=["vector", "infinite", "raises", "nothing trained", "no submodules", "text", "fractions"],
+    ids=[
+        "vector",
+        "infinite",
+        "raises",
+        "nothing trained",
+        "no submodules",
+        "exits",
+        "detached",
+        "list",
+        "exits at evaluate",
+        "exits at batch",
+        "text",
+        "fractions",
+    ],
 )
 def test_work_that_cannot_be_compared(make: Make, message: str) -> None:
     assert message in refused(make)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bitwitness.compare.workload import Workload, load
+from bitwitness.compare.users_code import WorkExited, no_exit, said, typed_apart
+from bitwitness.compare.workload import Workload, check_parts, load
 from bitwitness.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -105,3 +111,83 @@ def test_a_model_that_computes_nan_has_no_answer(name: str, question: str) -> No
 def test_an_impossible_option_is_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         load("gpt", SMALL | options)(CPU, 0)
+
+
+# What a user's file may do ----------------------------------------------------------------------------------------
+
+
+EXITS = ["sys.exit(7)", "sys.exit(0)", "raise KeyboardInterrupt", "raise BaseException('odd')", "raise GeneratorExit"]
+
+
+@pytest.mark.parametrize("line", EXITS, ids=["7", "0", "ctrl-c", "base", "generator"])
+@pytest.mark.parametrize("where", ["import", "make"])
+def test_code_that_would_end_the_process_is_an_error(tmp_path: Path, where: str, line: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        f"import sys\n{line}\n" if where == "import" else f"import sys\ndef make(device, seed):\n    {line}\n"
+    )
+    with typed_apart(), pytest.raises((ConfigurationError, WorkExited), match="which ends a process") as raised:
+        load(f"{file}:make")(CPU, 0)
+    assert f"own.py:{2 if where == 'import' else 3}" in said(raised.value)
+
+
+def test_a_ctrl_c_that_was_typed_is_one() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def typed() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt), typed_apart(), no_exit():
+        typed()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def _given(**parts: Any) -> Workload:
+    model = torch.nn.Linear(2, 2)
+    usual = {"model": model, "optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
+    return Workload(**(usual | {"loss_fn": lambda model, batch: batch, "batch": lambda step: step} | parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"model": None}, "its model is None: give a torch.nn.Module"),
+        ({"model": torch.nn.Linear}, "its model is the class Linear"),
+        ({"optimizers": None}, "its optimizers are None: give a torch.optim.Optimizer"),
+        ({"optimizers": torch.optim.SGD}, "its optimizers are the class SGD"),
+        ({"optimizers": []}, "it has no optimizers"),
+        ({"optimizers": [3]}, "among its optimizers is an object of type int"),
+        (
+            {"optimizers": torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])},
+            "LBFGS computes the loss several times",
+        ),
+        ({"loss_fn": 3}, r"its loss_fn is an object of type int: give a function loss_fn\(model, batch\)"),
+        ({"batch": [1]}, r"its batch is an object of type list: give a function batch\(step\)"),
+        ({"evaluate": 3}, r"its evaluate is an object of type int: give a function evaluate\(model\), or None"),
+    ],
+    ids=[
+        "model",
+        "class",
+        "none",
+        "class of optimizers",
+        "no optimizers",
+        "number",
+        "lbfgs",
+        "loss",
+        "batch",
+        "evaluate",
+    ],
+)
+def test_a_part_that_is_something_else_is_named(parts: dict[str, Any], says: str) -> None:
+    check_parts(_given())
+    with pytest.raises(ConfigurationError, match=says):
+        check_parts(_given(**parts), "own.py:make")
+
+
+def test_what_is_there_and_no_function_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("notfun = 5\n")
+    with pytest.raises(ConfigurationError, match=r"'notfun' in .* is an object of type int and no function"):
+        load(f"{tmp_path / 'own.py'}:notfun")
+    with pytest.raises(ConfigurationError, match="has no function 'other'"):
+        load(f"{tmp_path / 'own.py'}:other")

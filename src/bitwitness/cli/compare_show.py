@@ -64,7 +64,10 @@ def record_of(directory: Path, suspect: str | None = None) -> dict[str, Any]:
         found = sorted(path.parent.name for path in directory.glob("*/compare.json")) if directory.is_dir() else []
         hint = f"; comparisons in it: {', '.join(found[-8:])}" if found else ""
         raise RunFilesError(f"{directory} {what}{hint}")
-    settings = Settings.from_json(read_json(files.asked))
+    try:
+        settings = Settings.from_json(read_json(files.asked))
+    except RunFilesError as error:
+        raise error if str(files.asked) in str(error) else RunFilesError(f"{files.asked}: {error}") from error
     suspects = [one.name for one in files.introduced() if one.role == "suspect"]
     if not suspects:
         raise RunFilesError(f"{files.participants} names no suspect: the comparison had not begun when it was ended")
@@ -74,4 +77,5 @@ def record_of(directory: Path, suspect: str | None = None) -> dict[str, Any]:
         )
     result = judging.judge(files, suspect or suspects[0], settings.confidence)
     done = {one.mode for one in result.modes if one.ended == "done"}
-    return report.record(result, finished=done >= set(settings.modes))
+    finished = done >= set(settings.modes)
+    return report.record(result, finished, may_run=not finished)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -33,8 +34,10 @@ from bitwitness.compare.checking import check_participants, check_work
 from bitwitness.compare.exchange import Alone, Exchange, Ranks
 from bitwitness.compare.lineup import Lineup, one_thread
 from bitwitness.compare.records import CompareFiles, Mode
+from bitwitness.compare.report_words import NOT_TO_ITS_END
 from bitwitness.compare.results import Result
 from bitwitness.compare.settings import Settings
+from bitwitness.compare.users_code import Interrupted, place_of, said, typed_apart
 from bitwitness.compare.workload import load
 from bitwitness.errors import BitwitnessError, ConfigurationError, MissingExtra, RunFilesError
 from bitwitness.runfiles.files import exists, refresh_folder, utc_now, write_json
@@ -46,15 +49,12 @@ logger = logging.getLogger(__name__)
 CODES = {"nothing seen": 0, "differs": 1, "not characterised": 3}
 STEPS = 200
 _INTERRUPTED = "it was interrupted"
+_RANK = re.compile(r"\brank (\d{1,6})\b")
 _SHARED = 60.0
 """Seconds within which what one node has written must be seen on another."""
 
 Options = Mapping[str, Any]
 T = TypeVar("T")
-
-
-class Interrupted(BaseException):
-    """Somebody has asked for the end; no error of anybody, and not to be caught with those."""
 
 
 @dataclass(slots=True)
@@ -107,6 +107,11 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     """
     among = torchrun(environment)
     among = among if among is not None and among.world > 1 else None
+    with typed_apart():
+        return _start(options, among)
+
+
+def _start(options: Options, among: Torchrun | None) -> int:
     os.environ.setdefault(*CUBLAS)  # before the first kernel
     _check_options(options, among)
     faults = compare_seats.faults_of(options["faults"])
@@ -114,7 +119,7 @@ def start(options: Options, environment: Mapping[str, str]) -> int:
     out = check_out(options["out"], "comparisons") if among is None or among.rank == 0 else options["out"]
     settings = _settings(options, out)
     with one_thread(), _exchange(among, settings.timeout) as exchange:
-        settings = _agree(settings, exchange)
+        settings = _agree(settings, options, exchange)
         if isinstance(exchange, Ranks):
             assert among is not None
             assembly = compare_seats.of_ranks(
@@ -263,15 +268,18 @@ def _together(exchange: Exchange, do: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # None only where `do` gives that
 
 
-def _agree(settings: Settings, exchange: Exchange) -> Settings:
+def _agree(settings: Settings, options: Options, exchange: Exchange) -> Settings:
     """The settings of rank 0, which all ranks must have been given.
 
     Raises:
         ConfigurationError: another rank was started with others.
     """
-    asked = exchange.gather(settings)
-    for rank, other in enumerate(asked):
-        mine, theirs = asked[0].to_json(), replace(other, id=asked[0].id, time=asked[0].time).to_json()
+    more = {name: str(options[name]) for name in ("suspect", "suspect_rank", "faults", "bundle", "out", "cpu")}
+    gathered = exchange.gather((settings, more))
+    asked = [one for one, _ in gathered]
+    for rank, (other, also) in enumerate(gathered):
+        mine = asked[0].to_json() | gathered[0][1]
+        theirs = replace(other, id=asked[0].id, time=asked[0].time).to_json() | also
         differing = [name for name, value in mine.items() if theirs[name] != value]
         if differing:
             name = differing[0]
@@ -329,6 +337,25 @@ def _introduction(settings: Settings, assembly: Assembly, out: Path) -> str:
     )
 
 
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """What fails in one mode fails in all; it is said in the first."""
+    told: set[str] = set()
+
+    def fresh(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        known = text in told and record.levelno >= logging.WARNING
+        told.add(text)
+        return not known
+
+    source = logging.getLogger("bitwitness.compare.participant")
+    source.addFilter(fresh)
+    try:
+        yield
+    finally:
+        source.removeFilter(fresh)
+
+
 # While it runs, and after -----------------------------------------------------------------------------------------
 
 
@@ -371,7 +398,10 @@ class _Comparison:
         """All modes; why they were not brought to their end, "" where they were."""
         lineup = Lineup(self.assembly.seats, self.settings, self.files, self.exchange)
         try:
-            with Progress(self.screen, self.settings, quiet=not self.leads) as progress:
+            with (
+                _told_once(),
+                Progress(self.screen, self.settings, quiet=not self.leads) as progress,
+            ):
 
                 def told(mode: Mode, done: int) -> None:
                     progress.tell(mode, done)
@@ -384,8 +414,9 @@ class _Comparison:
             why = _INTERRUPTED
         except Exception as error:
             known = isinstance(error, BitwitnessError | OSError)
-            why = plain(error) if known else plain(f"{type(error).__name__}: {error}")
-            logger.log(logging.DEBUG if known else logging.ERROR, "the comparison was broken off", exc_info=True)
+            why = plain(error) if known else plain(said(error))
+            quiet = known or bool(place_of(error))  # a user's error has its line in it, one of ours needs the whole way
+            logger.log(logging.DEBUG if quiet else logging.ERROR, "the comparison was broken off", exc_info=True)
             self.screen.print(styled(f"broken off: {why}", "yellow"), soft_wrap=True)
         if isinstance(self.exchange, Ranks):
             self.exchange.leave(why)
@@ -396,22 +427,28 @@ class _Comparison:
         refresh_folder(self.files.journals)
         result = judging.judge(self.files, self.assembly.suspect, self.settings.confidence)
         if why not in ("", _INTERRUPTED):
-            result = replace(result, notes=(*result.notes, f"it was not brought to its end: {why}"))
+            result = replace(result, notes=(*result.notes, f"{NOT_TO_ITS_END}{why}{self._who_are(why)}"))
         result = replace(result, notes=(*result.notes, *self._not_struck()))
         self.result = result
         finished = not why
-        code = CODES[result.outcome]
-        if not finished and not code:
-            code = CODES["not characterised"]  # nothing seen in less than what was asked for
-        if asked.number:
-            code = 128 + asked.number
         try:
             record = report.write(self.files, result, finished)
-        except MissingExtra as error:
+        except (MissingExtra, RunFilesError) as error:  # a full disk takes the file, and not the answer
             self.screen.print(styled(error, "yellow"), soft_wrap=True)
             record = report.record(result, finished)
+        code = 128 + asked.number if asked.number else CODES[record["outcome"]]
         self._show({**record, "exit_code": code})
         return code
+
+    def _who_are(self, why: str) -> str:
+        """The participants behind the ranks that a message names."""
+        named = {int(number) for number in _RANK.findall(why.partition("; not there: ")[2] or why)}
+        of = [
+            f"rank {one.device.rank} is {one.name}, {one.device.device} on {one.device.node}"
+            for one in self.assembly.everybody
+            if one.device.rank in named and one.role != "control"
+        ]
+        return f". Who that is: {'; '.join(of)}" if of and isinstance(self.exchange, Ranks) else ""
 
     def _not_struck(self) -> list[str]:
         """Of faults that are played here: that one has changed nothing, which is no drill."""
@@ -441,10 +478,13 @@ class _Comparison:
         if folder is None:
             return
         if code != CODES["differs"]:
+            why = (
+                "it is not characterised"
+                if code == CODES["not characterised"]
+                else "there is no difference to show in it"
+            )
             if self.leads:
-                self.screen.print(
-                    styled("no bundle was made: there is no difference to show in it", "yellow"), soft_wrap=True
-                )
+                self.screen.print(styled(f"no bundle was made: {why}", "yellow"), soft_wrap=True)
             return
         from bitwitness.compare import bundling
 

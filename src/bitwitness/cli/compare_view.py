@@ -49,7 +49,11 @@ def _headline(record: Record, screen: Console) -> None:
     if record["drill"]:
         screen.print(styled(words.drill(record), "magenta"), soft_wrap=True)
     if not record["finished"]:
-        screen.print(styled("UNFINISHED: this is what its files say so far", "yellow"), soft_wrap=True)
+        still = ", or still runs" if record["may_run"] else ""
+        screen.print(
+            styled(f"UNFINISHED: it was not brought to its end{still}; this is what its files say so far", "yellow"),
+            soft_wrap=True,
+        )
     for note in record["notes"]:
         screen.print(styled(f"note: {note}", "yellow"), soft_wrap=True)
     names = ", ".join(words.who(one) for one in record["references"])
@@ -111,7 +115,9 @@ def _mode(mode: Record, record: Record, screen: Console) -> None:
     screen.print()
     drill = f" ({words.DRILL})" if record["drill"] else ""
     screen.print(styled(f"{mode['mode']}{drill}", "bold"))
-    screen.print(styled(f"  {words.MODE_WORDS.get(mode['mode'], '')} {words.mode_line(mode)}", "dim"), soft_wrap=True)
+    screen.print(
+        styled(f"  {words.MODE_WORDS.get(mode['mode'], '')} {words.mode_line(mode, record)}", "dim"), soft_wrap=True
+    )
     if not hit:
         return
     table = _table("module", "phase", "dtype", "steps hit", "differ", "share", "interval", "severity")

@@ -10,22 +10,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import bitwitness
 from bitwitness.compare.exchange import Exchange
 from bitwitness.compare.lineup import settled
 from bitwitness.compare.participant import Runner, Seat
 from bitwitness.compare.records import Participant, Site
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.tape import can_be_compared, host
+from bitwitness.compare.users_code import no_exit, said
 from bitwitness.errors import BitwitnessError, ConfigurationError
 from bitwitness.faults.sites import batch_tensors, parameters_of
 
@@ -159,7 +157,7 @@ def check_seat(seat: Seat, settings: Settings) -> Checked:
         checked.problem = str(error)
     except Exception as error:  # whatever a user's own code raises: it is named, and nothing is begun
         logger.debug("the work cannot be done on %s", who.name, exc_info=True)
-        checked.problem, checked.here = _said(error), True
+        checked.problem, checked.here = said(error), True
     return checked
 
 
@@ -200,11 +198,14 @@ def _tried(seat: Seat, settings: Settings, *, evaluate: bool) -> _Digests:
                     f"the loss is {loss} in step {at}: what comes after it is NaN on all devices alike, and shows no fault. Give work "
                     "whose loss is finite"
                 )
-        again = _batch(runner.workload.batch(0))
+        with no_exit():
+            again = _batch(runner.workload.batch(0))
         if again != [digest for key, digest in found.items() if key.startswith("step 0: outside batch")]:
             raise ConfigurationError(f"batch(0) gives other data when it is asked a second time. {_advice(' batch')}")
         if evaluate and runner.workload.evaluate is not None:
-            _check_results(runner.workload.evaluate(runner.workload.model))
+            with no_exit():
+                results = runner.workload.evaluate(runner.workload.model)
+            _check_results(results)
     finally:
         runner.end("tried")
     return found
@@ -220,7 +221,11 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(flat.numpy().data, digest_size=8).digest()
 
 
-def _check_results(results: Mapping[str, Any]) -> None:
+def _check_results(results: object) -> None:
+    if not isinstance(results, Mapping):
+        raise ConfigurationError(
+            f"evaluate gives a {type(results).__name__}: give a dictionary, by name a list of answers or a number; or leave evaluate out"
+        )
     for name, value in results.items():
         listed = isinstance(value, Sequence) and not isinstance(value, str)
         whole = all(isinstance(one, int) for one in value) if listed else isinstance(value, int | float)
@@ -243,7 +248,8 @@ def _check_control(seat: Seat, settings: Settings) -> tuple[str, ...]:
                 f"with another seed the workload has other initial weights ({name}), so that it would be no control: the seed is of the "
                 "order of data; draw weights from a seed that is always the same, or give --no-control"
             )
-    batches = [_batch(own.workload.batch(0)), _batch(with_seed.batch(0))]
+    with no_exit():
+        batches = [_batch(own.workload.batch(0)), _batch(with_seed.batch(0))]
     own.end("tried")
     if batches[0] and batches[0] == batches[1]:
         return (_NO_OTHER_DATA,)
@@ -306,17 +312,3 @@ def _differences(everybody: Sequence[Checked]) -> list[str]:
                 "where they differ"
             )
     return found
-
-
-def _said(error: Exception) -> str:
-    """An error of the user's code, with the place in it."""
-    own = (str(Path(torch.__file__).parent), str(Path(bitwitness.__file__).parent))
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(own)]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    first = (str(error).strip().splitlines() or [""])[0][:400]
-    more = ""
-    if "deterministic" in first:
-        more = ". Deterministic algorithms are switched on, because bits are compared: replace this operation, or run on the processor"
-    elif isinstance(error, torch.OutOfMemoryError):
-        more = ". Besides the model, a participant holds one tensor at a time; several of one device (a control) hold several models"
-    return f"{type(error).__name__}: {first}{where}{more}"

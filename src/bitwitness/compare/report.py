@@ -56,10 +56,17 @@ def write(files: CompareFiles, result: Result, finished: bool = True) -> dict[st
     return made
 
 
-def record(result: Result, finished: bool = True) -> dict[str, Any]:
+def record(result: Result, finished: bool = True, *, may_run: bool = False) -> dict[str, Any]:
     """A result as JSON values: floats are finite or None, the order is always the same.
 
-    Besides the fields of `Result` it has `schema`, `what`, `version`, `made`, `finished`; `drill` and `drills`, the faults that are
+    Where nothing was seen in less than what was asked for, the outcome is *not characterised*.
+
+    Args:
+        result: what was concluded.
+        finished: false where the comparison was cut short.
+        may_run: it may be that it still runs.
+
+    Besides the fields of `Result` it has `schema`, `what`, `version`, `made`, `finished`, `may_run`; `drill` and `drills`, the faults that are
     played, by whom; `reach`, how many steps it takes to see a fault that strikes a share of them; and in each mode `trials`, the
     same for the share that was measured.
     """
@@ -75,10 +82,22 @@ def record(result: Result, finished: bool = True) -> dict[str, Any]:
         "version": __version__,
         "made": utc_now(),
         "finished": finished,
+        "may_run": may_run,
         "drill": bool(drills),
         "drills": drills,
         **plain,
+        **_in_part(result, finished),
         "reach": [{"rate": rate, "steps": trials_needed(rate, result.confidence)} for rate in RATES],
+    }
+
+
+def _in_part(result: Result, finished: bool) -> dict[str, str]:
+    """What less than all says: nothing seen in it is no answer to what was asked."""
+    if finished or result.outcome != "nothing seen":
+        return {}
+    return {
+        "outcome": "not characterised",
+        "sentence": f"it was not brought to its end, and nothing was seen so far: {result.sentence}",
     }
 
 
@@ -96,7 +115,7 @@ def read(path: Path) -> dict[str, Any]:
         whole: dict[str, Any] = found | _checked(Result, found, "report")
         for mode in whole["modes"]:
             mode["trials"] = _checked_trials(mode.get("trials"))
-        whole["finished"] = found.get("finished") is True
+        whole["finished"], whole["may_run"] = found.get("finished") is True, found.get("may_run") is True
         whole["drills"] = [{name: str(one[name]) for name in ("name", "role", "fault")} for one in found["drills"]]
         whole["drill"] = found.get("drill") is not False or bool(
             whole["drills"]

@@ -63,7 +63,7 @@ def context(record: Record) -> dict[str, Any]:
         "does_not_show": words.does_not_show(record),
         "steps": _nested(words.next_steps(record)),
         "unseen": words.unseen(record),
-        "modes": [_mode(mode, record["confidence"]) for mode in record["modes"]],
+        "modes": [_mode(mode, record) for mode in record["modes"]],
         "participants": [record["suspect"], *record["references"], *([record["control"]] if record["control"] else [])],
         "results": _results(record),
         "settings": [(name, _setting(value)) for name, value in sorted(record["asked"].items())],
@@ -93,7 +93,8 @@ def _setting(value: object) -> str:
 # A mode --------------------------------------------------------------------------------------------------------------
 
 
-def _mode(mode: Record, confidence: float) -> dict[str, Any]:
+def _mode(mode: Record, record: Record) -> dict[str, Any]:
+    confidence = record["confidence"]
     rows = words.worst_first(mode["rows"])
     hit, clean = [row for row in rows if row["mismatches"]["count"]], words.clean(mode["rows"])
     curves = (
@@ -107,7 +108,7 @@ def _mode(mode: Record, confidence: float) -> dict[str, Any]:
     return {
         "name": mode["mode"],
         "about": words.MODE_WORDS.get(mode["mode"], ""),
-        "line": words.mode_line(mode),
+        "line": words.mode_line(mode, record),
         "again": words.again(mode, confidence),
         "record": mode,
         "grid": _grid(mode["rows"]),

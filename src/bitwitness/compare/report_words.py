@@ -374,15 +374,19 @@ def _after_end(record: Record, command: str) -> list[str]:
     """Of a comparison that was cut short: what ended it, and how it is had whole."""
     if record["may_run"]:
         return [
-            f"if it still runs, judge again when it has ended ({command} compare show DIR); if it was killed, run the same command again "
-            "with a new --out: this comparison is not finished"
+            (
+                f"if it still runs, judge again when it has ended ({command} compare show DIR); if it was killed, run the same command again "
+                "with a new --out: this comparison is not finished"
+            )
         ]
     why = next((note for note in record["notes"] if note.startswith(NOT_TO_ITS_END)), "")
     again = "then run the same command again with a new --out: this comparison is not finished"
     if _ANSWERED_NO_MORE.search(why):
         return [
-            "look at whoever stopped answering, who is named in the note above: whether its node is up, what its process said last, what "
-            f"the kernel says (dmesg), and whether a step takes longer than --timeout; {again}, without it if it stops again"
+            (
+                "look at whoever stopped answering, who is named in the note above: whether its node is up, what its process said last, what "
+                f"the kernel says (dmesg), and whether a step takes longer than --timeout; {again}, without it if it stops again"
+            )
         ]
     if why:
         return [f"remove what ended it ({why.removeprefix(NOT_TO_ITS_END)}), {again}"]
@@ -414,8 +418,10 @@ def _after_nothing_said(record: Record, command: str) -> list[str]:
     if odd:
         named = ", ".join(odd)
         steps += [
-            f"find out which of {named} and {leader(record)} is wrong: have them judged on their own ({command} scan), or compare again under "
-            "another leader (--reference: the first one leads; under torchrun the lowest rank that is not the suspect) and without one of them"
+            (
+                f"find out which of {named} and {leader(record)} is wrong: have them judged on their own ({command} scan), or compare again under "
+                "another leader (--reference: the first one leads; under torchrun the lowest rank that is not the suspect) and without one of them"
+            )
         ]
     if rare or odd:
         steps.append(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from bitwitness.compare.records import MODES, Mode
 from bitwitness.errors import RunFilesError
+
+T = TypeVar("T")
+
+_MOST = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +59,65 @@ class Settings:
             RunFilesError: it is none.
         """
         try:
-            modes = tuple(mode for mode in MODES if mode in record["modes"])
             return cls(
-                id=str(record["id"]),
-                workload=str(record["workload"]),
-                options={str(name): str(value) for name, value in record["options"].items()},
-                modes=modes,
-                globs=tuple(str(glob) for glob in record["globs"]),
-                steps=int(record["steps"]),
-                seed=int(record["seed"]),
-                every=int(record["every"]),
-                control=bool(record["control"]),
-                confidence=float(record["confidence"]),
-                keep=int(record["keep"]),
-                timeout=float(record["timeout"]),
-                time=str(record["time"]),
+                id=_text(record, "id"),
+                workload=_text(record, "workload"),
+                options={
+                    _a_text("options", one): _text(record["options"], one) for one in _is("options", record, dict)
+                },
+                modes=_modes(record),
+                globs=tuple(_a_text("globs", one) for one in _is("globs", record, list)),
+                steps=_whole(record, "steps", 1),
+                seed=_whole(record, "seed", 0),
+                every=_whole(record, "every", 1),
+                control=_is("control", record, bool),
+                confidence=_number(record, "confidence", 1.0),
+                keep=_whole(record, "keep", 0),
+                timeout=_number(record, "timeout", math.inf),
+                time=_text(record, "time"),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunFilesError(f"a record of a comparison's settings that is none: {error!r}") from error
+        except KeyError as error:
+            raise RunFilesError(
+                f"a record of a comparison's settings without {error.args[0]}: it is damaged"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise RunFilesError(f"a record of a comparison's settings that is none: {error}") from error
+
+
+def _is(name: str, record: Mapping[str, Any], kind: type[T]) -> T:
+    """A value of this kind; a bool is no number."""
+    value = record[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {value!r:.60}")
+    return value
+
+
+def _a_text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} has {value!r:.60} in it")
+    return value
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    return _is(name, record, str)
+
+
+def _whole(record: Mapping[str, Any], name: str, least: int) -> int:
+    value = _is(name, record, int)
+    if not least <= value <= _MOST:
+        raise ValueError(f"{name} is {value!r:.60}")
+    return value
+
+
+def _number(record: Mapping[str, Any], name: str, below: float) -> float:
+    value = float(_is(name, record, float)) if not isinstance(record[name], int) else float(_whole(record, name, 0))
+    if not 0 < value < below:
+        raise ValueError(f"{name} is {value!r:.60}")
+    return value
+
+
+def _modes(record: Mapping[str, Any]) -> tuple[Mode, ...]:
+    found = _is("modes", record, list)
+    if not found or any(one not in MODES for one in found) or len(set(found)) < len(found):
+        raise ValueError(f"modes is {found!r:.60}")
+    return tuple(mode for mode in MODES if mode in found)
