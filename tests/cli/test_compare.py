@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,11 +14,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from bitwitness.cli import compare_seats
+from bitwitness.cli import compare_seats, compare_start
 from bitwitness.cli.compare_progress import Progress
 from bitwitness.cli.main import cli
+from bitwitness.compare import report
 from bitwitness.compare.records import Mode
-from bitwitness.errors import ConfigurationError
+from bitwitness.errors import ConfigurationError, RunFilesError
 from bitwitness.runfiles.answers import Device
 
 TINY = ["--set", "blocks=1", "--set", "width=8", "--set", "heads=2", "--set", "context=8", "--set", "batch=2"]
@@ -147,6 +149,99 @@ def test_what_breaks_off_is_no_verdict(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 3
     assert "broken off: [Errno 28] No space left on device" in done.stderr
     assert "it was not brought to its end: [Errno 28]" in done.stdout
+
+
+def test_an_error_in_the_work_is_one_line_and_told_once(tmp_path: Path) -> None:
+    fails = "lambda m, b: sys.exit(7) if b[1] == 2 else m(b[0]).square().mean(), lambda step: (batch(step), step))"
+    own = MODEL.replace("lambda m, b: m(b).square().mean(), batch)", fails).replace(
+        "import torch\n", "import sys, torch\n", 1
+    )
+    (tmp_path / "own.py").write_text(own)
+    done = invoke("--devices", "3", "--workload", "own.py:make", "--steps", "4", "--out", "out")
+    assert done.exit_code == 3, (done.output, done.exception)
+    assert done.stdout.startswith("NOT CHARACTERISED: reference-1 did not come to its end")
+    assert "it ended when reference-1 failed (step 2: it raised SystemExit(7)" in done.stdout
+    assert "the suspect did not come to the end" not in done.stdout
+    assert re.search(r"look at the work first: reference-1 failed.*own.py:\d+", done.stdout)
+
+
+def test_what_is_warned_of_in_each_mode_is_warned_of_once() -> None:
+    source = logging.getLogger("bitwitness.compare.participant")
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    source.addHandler(handler)
+    try:
+        with compare_start._told_once():
+            for name in ("a", "a", "b", "a"):
+                source.warning("%s takes no further part", name)
+        source.warning("a takes no further part")
+    finally:
+        source.removeHandler(handler)
+    assert heard == [f"{name} takes no further part" for name in "aba"]
+
+
+def test_a_disk_that_is_full_takes_the_report_and_not_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise RunFilesError("report.json cannot be written: No space left on device")
+
+    monkeypatch.setattr(report, "write", full)
+    (tmp_path / "own.py").write_text(MODEL)
+    done = invoke("--devices", "3", "--workload", "own.py:make", "--mode", "lock-step", "--steps", "2", "--out", "out")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "No space left on device" in done.stderr
+    assert done.stdout.startswith("NOTHING SEEN")
+    assert "report.html" not in done.stdout
+
+
+WRONG: list[tuple[str, Any]] = [
+    *((name, value) for name in ("id", "workload", "time") for value in (None, 7, [], {})),
+    *(("options", value) for value in (None, 7, "x", [], {"a": 1})),
+    *(("modes", value) for value in (None, "x", "free", [], ["x"], ["free", "free"], [[]], {})),
+    *(("globs", value) for value in (None, "x", [1], {})),
+    *((name, value) for name in ("steps", "every") for value in (None, 0, -1, 1.5, True, "1", [], 1e400, 10**400)),
+    *((name, value) for name in ("seed", "keep") for value in (None, -1, "1", True)),
+    *(("control", value) for value in (None, 1, "yes", [])),
+    *(("confidence", value) for value in (None, 0, 1, -1, "x", True, 1e400, [])),
+    *(("timeout", value) for value in (None, 0, -1.0, "x", 1e400, {})),
+]
+
+
+def test_settings_of_wrong_types_are_refused_by_name(drilled: tuple[Result, Path], tmp_path: Path) -> None:
+    _, out = drilled
+    asked = json.loads((out / "compare.json").read_text())
+    (tmp_path / "it").mkdir()
+    for name, value in [*WRONG, *((name, None) for name in ("id", "modes"))]:
+        damaged = asked | {name: value}
+        (tmp_path / "it" / "compare.json").write_text(json.dumps(damaged))
+        done = invoke("show", str(tmp_path / "it"))
+        assert (done.exit_code, done.stdout) == (2, ""), (name, value, done.output)
+        assert "it/compare.json" in done.stderr, (name, value)
+        assert "Error(" not in done.stderr, (name, value)
+    for name in asked.keys() - {"schema", "suspect"}:
+        (tmp_path / "it" / "compare.json").write_text(json.dumps({key: asked[key] for key in asked if key != name}))
+        assert f"it/compare.json: a record of a comparison's settings without {name}" in invoke("show", "it").stderr
+
+
+def test_participants_of_wrong_types_are_refused_by_name(drilled: tuple[Result, Path], tmp_path: Path) -> None:
+    _, out = drilled
+    (tmp_path / "it" / "participants").mkdir(parents=True)
+    (tmp_path / "it" / "compare.json").write_bytes((out / "compare.json").read_bytes())
+    who = json.loads((out / "participants" / "suspect.json").read_text())
+    inner = [
+        {"device": who["device"] | {name: value}}
+        for name in ("rank", "node", "device", "kind")
+        for value in (None, [], 1.5)
+    ]
+    outer = [{name: value} for name in ("name", "role", "device", "simulated") for value in (None, 7, [], {})]
+    for damage in [*inner, *outer, {"name": "other"}, {"role": "judge"}]:
+        (tmp_path / "it" / "participants" / "suspect.json").write_text(json.dumps(who | damage))
+        done = invoke("show", "it")
+        assert (done.exit_code, done.stdout) == (2, ""), (damage, done.output)
+        assert "it/participants/suspect.json" in done.stderr, damage
+        assert "Error(" not in done.stderr, damage
 
 
 BAD: list[tuple[list[str], str]] = [

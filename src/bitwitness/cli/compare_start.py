@@ -468,7 +468,8 @@ class _Comparison:
                 print_json(record)
             else:
                 show(record, console())
-                click.echo(f"report: {self.files.page}")
+                if self.files.page.is_file():
+                    click.echo(f"report: {self.files.page}")
         except BrokenPipeError:  # a reader such as `head` has had enough, which changes nothing
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -385,7 +385,7 @@ def _after_end(record: Record, command: str) -> list[str]:
         return [
             (
                 "look at whoever stopped answering, who is named in the note above: whether its node is up, what its process said last, what "
-                f"the kernel says (dmesg), and whether a step takes longer than --timeout; {again}, without it if it stops again"
+                f"the kernel says (dmesg), and whether a step takes longer than --timeout; {again}. If it stops again, leave it out"
             )
         ]
     if why:
