@@ -197,7 +197,7 @@ def test_a_disk_that_is_full_takes_the_report_and_not_the_answer(
 
 
 WRONG: list[tuple[str, Any]] = [
-    *((name, value) for name in ("id", "workload", "time") for value in (None, 7, [], {})),
+    *((name, value) for name in ("id", "workload", "time", "suspect") for value in (None, 7, [], {})),
     *(("options", value) for value in (None, 7, "x", [], {"a": 1})),
     *(("modes", value) for value in (None, "x", "free", [], ["x"], ["free", "free"], [[]], {})),
     *(("globs", value) for value in (None, "x", [1], {})),

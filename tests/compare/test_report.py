@@ -628,3 +628,23 @@ def test_what_the_judge_says_is_understood(tmp_path: Path) -> None:
     assert "it ended when reference-0 failed (step 2: IndexError: index 7000" in report_words.mode_line(
         made["modes"][0], made
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("outcome", "sentence", "version", "made") for value in (None, 3, [], {})),
+        *(("finished", value) for value in (None, 1, "yes", [])),
+        *(("confidence", value) for value in (None, 0, 1, 3, "x")),
+        ("outcome", "good"),
+        ("modes", {}),
+        ("references", "x"),
+    ],
+)
+def test_a_report_of_wrong_types_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    made = report.record(result(modes=()))
+    (tmp_path / "report.json").write_text(json.dumps(made))
+    assert report.read(tmp_path)["outcome"] == "differs"
+    (tmp_path / "report.json").write_text(json.dumps(made | {name: value}))
+    with pytest.raises(RunFilesError, match=rf"report.json is damaged.*{name}"):
+        report.read(tmp_path)

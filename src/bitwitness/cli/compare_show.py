@@ -65,7 +65,10 @@ def record_of(directory: Path, suspect: str | None = None) -> dict[str, Any]:
         hint = f"; comparisons in it: {', '.join(found[-8:])}" if found else ""
         raise RunFilesError(f"{directory} {what}{hint}")
     try:
-        settings = Settings.from_json(read_json(files.asked))
+        asked = read_json(files.asked)
+        settings = Settings.from_json(asked)
+        if not isinstance(asked.get("suspect", ""), str):
+            raise RunFilesError(f"suspect is {asked['suspect']!r:.60}")
     except RunFilesError as error:
         raise error if str(files.asked) in str(error) else RunFilesError(f"{files.asked}: {error}") from error
     suspects = [one.name for one in files.introduced() if one.role == "suspect"]

@@ -115,7 +115,8 @@ def read(path: Path) -> dict[str, Any]:
         whole: dict[str, Any] = found | _checked(Result, found, "report")
         for mode in whole["modes"]:
             mode["trials"] = _checked_trials(mode.get("trials"))
-        whole["finished"], whole["may_run"] = found.get("finished") is True, found.get("may_run") is True
+        whole["finished"] = _checked(bool, found.get("finished", False), "finished")
+        whole["may_run"] = _checked(bool, found.get("may_run", False), "may_run")
         whole["drills"] = [{name: str(one[name]) for name in ("name", "role", "fault")} for one in found["drills"]]
         whole["drill"] = found.get("drill") is not False or bool(
             whole["drills"]
@@ -124,7 +125,10 @@ def read(path: Path) -> dict[str, Any]:
             {"rate": float(one["rate"]), "steps": _checked(int | None, one["steps"], "reach")}
             for one in found.get("reach", ())
         ]
-        whole["version"], whole["made"] = str(found.get("version", "")), str(found.get("made", ""))
+        for name in ("version", "made"):
+            whole[name] = _checked(str, found.get(name, ""), name)
+        if whole["confidence"] is None or not 0 < whole["confidence"] < 1:
+            raise ValueError(f"confidence is {whole['confidence']!r:.60}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunFilesError(f"{file} is damaged, or was not written by bitwitness: {error}") from error
     return whole
@@ -193,8 +197,10 @@ def _checked(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:
             return None
-        return _checked(next(one for one in inner if one is not NoneType), value, where)
-    if origin is Literal and isinstance(value, str):
+        kinds = [one for one in inner if one is not NoneType]
+        allowed = [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+        return value if value in allowed else _checked(kinds[0], value, where)
+    if origin is Literal and isinstance(value, str) and value in inner:
         return value
     if origin is tuple and isinstance(value, list):
         return list(_checked_items(inner, value, where))
