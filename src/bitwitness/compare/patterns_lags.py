@@ -123,7 +123,7 @@ class _Pairs:
     def of(cls, lists: Iterable[tuple[Sequence[int], Sequence[int]]], length: int) -> _Pairs:
         """Of each element of the one list with each of the other, of lists of lines of so many; none with itself."""
         found = cls()
-        some = [(one, other) for one, other in lists if one and other]
+        some = [(one, other) for one, other in lists if one and other and (one is not other or len(one) > 1)]
         wide = sum(len(one) for one, _ in some) * length > _MOST_BITS
         table: dict[int, int] = {}
         near = [*LAGS, *(-lag for lag in LAGS)]
@@ -147,12 +147,24 @@ class _Pairs:
         return found
 
     def _count(self, table: dict[int, int], length: int) -> None:
-        nearest = [lag for lag in LAGS if lag < length]
-        far = {lag % length for lag in LAGS} | {lag % length - length for lag in LAGS} | {lag // length for lag in LAGS}
-        for distance in {*nearest, *far} - {0}:
-            self.distances[distance] = sum(
-                mask >> line + distance & 1 for line, mask in table.items() if 0 <= line + distance < length
-            )
+        """Short distances, and those that lead from the end of one row to the beginning of the next."""
+        reach, window = LAGS[-1], (1 << 2 * LAGS[-1] + 1) - 1
+        wanted = (
+            {lag % length for lag in LAGS} | {lag % length - length for lag in LAGS} | {lag // length for lag in LAGS}
+        )
+        near = [distance for distance in wanted if distance and abs(distance) <= reach]
+        back = [distance for distance in wanted if distance < -reach]
+        for line, mask in table.items():
+            first = max(0, line - reach)
+            around = mask >> first & window
+            for distance in near:
+                if line + distance >= 0 and around >> line + distance - first & 1:
+                    self.distances[distance] += 1
+            if back and line >= length - reach:
+                beginning = mask & window
+                for distance in back:
+                    if line + distance >= 0 and beginning >> line + distance & 1:
+                        self.distances[distance] += 1
 
     def at(self, distance: int) -> int:
         """Different pairs of which the second line lies so far behind the first."""
