@@ -196,24 +196,26 @@ def test_a_disk_that_is_full_takes_the_report_and_not_the_answer(
     assert "report.html" not in done.stdout
 
 
-WRONG: list[tuple[str, Any]] = [
-    *((name, value) for name in ("id", "workload", "time", "suspect") for value in (None, 7, [], {})),
-    *(("options", value) for value in (None, 7, "x", [], {"a": 1})),
-    *(("modes", value) for value in (None, "x", "free", [], ["x"], ["free", "free"], [[]], {})),
-    *(("globs", value) for value in (None, "x", [1], {})),
-    *((name, value) for name in ("steps", "every") for value in (None, 0, -1, 1.5, True, "1", [], 1e400, 10**400)),
-    *((name, value) for name in ("seed", "keep") for value in (None, -1, "1", True)),
-    *(("control", value) for value in (None, 1, "yes", [])),
-    *(("confidence", value) for value in (None, 0, 1, -1, "x", True, 1e400, [])),
-    *(("timeout", value) for value in (None, 0, -1.0, "x", 1e400, {})),
-]
+_NO_TEXTS: list[Any] = [None, 7.5, []]
+_WRONG: dict[str, list[Any]] = {
+    "id workload time suspect": [None, 7, [], {}],
+    "options": [None, 7, "x", [], {"a": 1}],
+    "modes": [None, "x", "free", [], ["x"], ["free", "free"], [[]], {}],
+    "globs": [None, "x", [1], {}],
+    "steps every": [None, 0, -1, 1.5, True, "1", [], 1e400, 10**400],
+    "seed keep": [None, -1, "1", True],
+    "control": [None, 1, "yes", []],
+    "confidence": [None, 0, 1, -1, "x", True, 1e400, []],
+    "timeout": [None, 0, -1.0, "x", 1e400, {}],
+}
+WRONG = [(name, value) for names, values in _WRONG.items() for name in names.split() for value in values]
 
 
 def test_settings_of_wrong_types_are_refused_by_name(drilled: tuple[Result, Path], tmp_path: Path) -> None:
     _, out = drilled
     asked = json.loads((out / "compare.json").read_text())
     (tmp_path / "it").mkdir()
-    for name, value in [*WRONG, *((name, None) for name in ("id", "modes"))]:
+    for name, value in WRONG:
         damaged = asked | {name: value}
         (tmp_path / "it" / "compare.json").write_text(json.dumps(damaged))
         done = invoke("show", str(tmp_path / "it"))
@@ -230,12 +232,12 @@ def test_participants_of_wrong_types_are_refused_by_name(drilled: tuple[Result, 
     (tmp_path / "it" / "participants").mkdir(parents=True)
     (tmp_path / "it" / "compare.json").write_bytes((out / "compare.json").read_bytes())
     who = json.loads((out / "participants" / "suspect.json").read_text())
-    inner = [
-        {"device": who["device"] | {name: value}}
-        for name in ("rank", "node", "device", "kind")
-        for value in (None, [], 1.5)
+    inner: list[dict[str, Any]] = [
+        {"device": who["device"] | {name: value}} for name in ("rank", "node", "device", "kind") for value in _NO_TEXTS
     ]
-    outer = [{name: value} for name in ("name", "role", "device", "simulated") for value in (None, 7, [], {})]
+    outer: list[dict[str, Any]] = [
+        {name: value} for name in ("name", "role", "device", "simulated") for value in _NO_TEXTS
+    ]
     for damage in [*inner, *outer, {"name": "other"}, {"role": "judge"}]:
         (tmp_path / "it" / "participants" / "suspect.json").write_text(json.dumps(who | damage))
         done = invoke("show", "it")

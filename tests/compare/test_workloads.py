@@ -145,7 +145,7 @@ def test_a_ctrl_c_that_was_typed_is_one() -> None:
 
 def _given(**parts: Any) -> Workload:
     model = torch.nn.Linear(2, 2)
-    usual = {"model": model, "optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
+    usual: dict[str, Any] = {"model": model, "optimizers": torch.optim.SGD(model.parameters(), lr=0.1)}
     return Workload(**(usual | {"loss_fn": lambda model, batch: batch, "batch": lambda step: step} | parts))
 
 

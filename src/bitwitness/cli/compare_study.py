@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from bitwitness.cli.compare_show import echo_study
-from bitwitness.cli.compare_start import Asked, Interrupted, check_out, handled
+from bitwitness.cli.compare_start import Asked, check_out, handled
 from bitwitness.cli.output import console, styled
 from bitwitness.compare import study as studies
+from bitwitness.compare.users_code import Interrupted
 from bitwitness.errors import ConfigurationError
 
 _ITS_OWN = ("steps", "seed", "out", "as_json", "study")
