@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bitwitness.compare.settings import Settings
 from bitwitness.compare.workload import Make
 from bitwitness.errors import ConfigurationError
 from bitwitness.faults.sites import parameters_of
-from tests.compare.lineups import account, compared, make_with, rows, seats, squared, wrong
+from tests.compare.lineups import account, compared, make_with, rows, seats, squared, tiny, wrong
 
 
 class InPlace(nn.Module):
@@ -266,3 +267,65 @@ def test_transformations_of_functions_are_refused() -> None:
         pytest.raises(ConfigurationError, match=r"torch\.func"),
     ):
         torch.func.grad(loss)(rows(1))
+
+
+def _tensors_held(runner: Runner, steps: range) -> int:
+    for step in steps:
+        runner.compute(step, lambda site, tensor: None)
+    return sum(isinstance(one, Tensor) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["tiny", "hidden", "attention", "read thrice", "gradient penalty"])
+def test_a_step_leaves_no_tensors_to_the_garbage_collector(name: str) -> None:
+    make, globs = WORK.get(name, (tiny, ()))
+    seat = seats({}, make)[0]
+    with settled([seat]):
+        runner = Runner(seat, "lock-step", Settings("x", "x", globs=globs, steps=6, seed=5), None)
+        _tensors_held(runner, range(1))
+        gc.collect()
+        gc.disable()
+        try:
+            after_three = _tensors_held(runner, range(1, 3))
+            after_six = _tensors_held(runner, range(3, 6))
+        finally:
+            gc.enable()
+    assert after_six == after_three
+
+
+def test_tensors_are_found_in_order_in_whatever_holds_them() -> None:
+    a, b, c, d = (torch.zeros(1) for _ in range(4))
+    holder: list[Any] = [{"x": (a, [b])}, None, Hidden.Out(c, {"again": a}), d, "text"]
+    holder.append(holder)
+    assert [id(one) for one in hooks.tensors_in(holder)] == [id(one) for one in (a, b, c, d)]
+
+
+def _names_of_gradients(make: Make, globs: tuple[str, ...], borders: bool) -> set[tuple[str, str]]:
+    workload = make(torch.device("cpu"), 1)
+    shown: list[Site] = []
+    chosen = hooks.chosen(workload.model, globs)
+    with hooks.watching(workload.model, chosen, lambda site, _: shown.append(site), borders=borders):
+        workload.loss_fn(workload.model, workload.batch(0)).backward()
+    return {(site.module, site.tensor) for site in shown if site.phase == "grad_w"}
+
+
+@pytest.mark.parametrize("borders", [True, False], ids=["borders", "parameters"])
+def test_gradients_of_a_module_that_was_not_called_are_its_called_owners(borders: bool) -> None:
+    inner = _names_of_gradients(chained(Attention), (), borders)
+    assert ("", "body.heads.out_proj.weight") in inner
+    assert ("inp", "weight") in inner
+    assert "body.heads.out_proj" not in {module for module, _ in inner}
+    outer = _names_of_gradients(chained(Attention), ("body.heads*", "body"), borders)
+    assert ("body.heads", "out_proj.weight") in outer
+    for reentrant in (False, True):
+        again = _names_of_gradients(chained(lambda reentrant=reentrant: Checkpointed(reentrant)), (), borders)
+        assert {("body.inner.0", "weight"), ("body.inner.3", "bias"), ("out", "weight")} <= again
+        assert "" not in {module for module, _ in again}
+
+
+def test_what_attention_computes_itself_is_not_blamed_on_the_projection_it_never_calls(tmp_path: Path) -> None:
+    files = compared(
+        tmp_path, "op:bmm @ step=1 : n=1 -> set=9.0", make=chained(Attention), modes=["lock-step"], steps=3
+    )
+    blamed = {where for _, where, _ in wrong(files)}
+    assert blamed
+    assert not any(where.startswith("body.heads.out_proj grad_w") for where in blamed), blamed

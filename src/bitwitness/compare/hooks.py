@@ -9,6 +9,10 @@ autograd's graph: where one that was made inside the module hands a gradient on,
 outside, it is that of others. A hook on the tensor would also see what other readers send back. A module that hands a tensor out in
 another way than by returning it, or by changing its input, is not seen there.
 
+The gradient of a parameter is the work of all that read it, and goes by name to the innermost chosen module that has it and was
+called in this step: one that was never called computed nothing, and others read its weights. A weight that other code reads as well
+as its owner, for instance a term of the loss that keeps weights small, is still its owner's by name.
+
 Faults that are played on purpose must look like the module's own: hooks of an injector that were placed before lie nearer to it.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -94,8 +99,12 @@ def watching(model: nn.Module, modules: Mapping[str, nn.Module], show: Show, *, 
     watch = _Watch(show)
     with ExitStack() as stack:
         stack.callback(watch.close)
-        for name, module in modules.items() if borders else ():
+        for name, module in modules.items():
+            if not borders:  # who was called must be known here, too: a gradient has one name in all steps
+                stack.callback(module.register_forward_pre_hook(functools.partial(watch.enter, name)).remove)
+                continue
             border = _Border(name, watch)
+            stack.callback(border.close)
             # First of all, so that what an injector does to the input is part of the module; and last of all on the output.
             before = module.register_forward_pre_hook(border.enter, with_kwargs=True, prepend=True)
             # Always, because a checkpoint leaves a forward that it computes again in the middle, by an exception.
@@ -104,7 +113,7 @@ def watching(model: nn.Module, modules: Mapping[str, nn.Module], show: Show, *, 
             stack.callback(after.remove)
         for name, parameter in parameters_of(model).items():
             if parameter.requires_grad:
-                stack.callback(parameter.register_hook(_on_gradient(name, modules, watch)).remove)
+                stack.callback(parameter.register_hook(functools.partial(watch.of_parameter, name)).remove)
         yield
 
 
@@ -150,28 +159,27 @@ def put(show: Show, site: Site, tensor: Tensor) -> None:
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in what a module is given or returns, in order, each object once: in containers, dataclasses and what pytree knows."""
     found: dict[int, Tensor] = {}
-    known: set[int] = set()
-
-    def look(one: Any) -> None:
+    known: dict[int, Any] = {}  # held, because what a container makes anew could get the number of one that is gone
+    # No function that calls itself: it would be held by its own cell, and every tensor and its graph by it, until the next collection.
+    left = [value]
+    while left:
+        one = left.pop()
         if isinstance(one, Tensor):
             found.setdefault(id(one), one)
-            return
-        if one is None or isinstance(one, str | bytes | int | float | nn.Module) or id(one) in known:
-            return
-        known.add(id(one))
-        if isinstance(one, Mapping):
-            parts = list(one.values())
-        elif dataclasses.is_dataclass(one) and not isinstance(one, type):
-            parts = [getattr(one, part.name, None) for part in dataclasses.fields(one)]
-        elif isinstance(one, list | tuple):
-            parts = list(one)
-        else:
-            parts = [leaf for leaf in tree_leaves(one) if leaf is not one]
-        for part in parts:
-            look(part)
-
-    look(value)
+        elif not isinstance(one, str | bytes | int | float | nn.Module | None) and id(one) not in known:
+            known[id(one)] = one
+            left += reversed(_parts(one))
     return list(found.values())
+
+
+def _parts(one: Any) -> list[Any]:
+    if isinstance(one, Mapping):
+        return list(one.values())
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return [getattr(one, part.name, None) for part in dataclasses.fields(one)]
+    if isinstance(one, list | tuple):
+        return list(one)
+    return [leaf for leaf in tree_leaves(one) if leaf is not one]
 
 
 class _Watch:
@@ -180,6 +188,11 @@ class _Watch:
     def __init__(self, show: Show) -> None:
         self._show: Show | None = show
         self._times: Counter[tuple[str, str, str, int]] = Counter()
+        self._called: set[str] = set()
+
+    def enter(self, module: str, *_: Any) -> None:
+        """A chosen module is called."""
+        self._called.add(module)
 
     def close(self) -> None:
         """Hooks in graphs that outlive the step are silent from now on."""
@@ -189,6 +202,11 @@ class _Watch:
         """Show what lies in memory, and write there what is given for it."""
         if self._show is not None and can_be_compared(tensor):
             put(self._show, self._site(module, phase, name, call, tensor), tensor)
+
+    def of_parameter(self, name: str, gradient: Tensor) -> Tensor | None:
+        """Show a parameter's gradient as that of its innermost owner that was called so far; as `gradient`."""
+        owner = owner_of(name, self._called)
+        return self.gradient(owner, "grad_w", name.removeprefix(f"{owner}.") if owner else name, 0, gradient)
 
     def gradient(self, module: str, phase: Phase, name: str, call: int, gradient: Tensor | None) -> Tensor | None:
         """Show a gradient on its way; what is to go on in its place, None for itself."""
@@ -250,7 +268,12 @@ class _Border:
         self._calls = 0
         self._open: list[_Call] = []  # several, of a module that calls itself
 
+    def close(self) -> None:
+        """A call that was broken off before its end would hold its nodes, and these by their hooks its border."""
+        self._open.clear()
+
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._watch.enter(self._name)
         given = tensors_in((args, kwargs))
         call = _Call(self._calls, given, {}, 0)
         self._calls += 1
@@ -416,12 +439,6 @@ class _Instead(torch.autograd.Function):
     def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """As it came."""
         return gradients[0], None
-
-
-def _on_gradient(name: str, modules: Mapping[str, nn.Module], watch: _Watch) -> Callable[[Tensor], Tensor | None]:
-    owner = owner_of(name, modules)
-    tensor = name.removeprefix(f"{owner}.") if owner else name
-    return lambda gradient: watch.gradient(owner, "grad_w", tensor, 0, gradient)
 
 
 def _compiled(module: nn.Module) -> bool:
