@@ -56,7 +56,7 @@ def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """A comparison with a fault that is played, in all modes."""
     out = tmp_path_factory.mktemp("compare") / "out"
     threads = torch.get_num_threads()
-    done = invoke("--devices", "3", "--steps", "3", "--simulate", FAULT, *TINY, "--out", str(out), "--json")
+    done = invoke("--devices", "3", "--steps", "8", "--simulate", FAULT, *TINY, "--out", str(out), "--json")
     assert torch.get_num_threads() == threads
     return done, out
 
@@ -69,7 +69,7 @@ def test_a_suspect_that_differs(drilled: tuple[Result, Path]) -> None:
     assert [one["name"] for one in record["references"]] == ["reference-1", "reference-2"]
     assert record["control"]["name"] == "control"
     assert [mode["mode"] for mode in record["modes"]] == ["lock-step", "parameters", "free"]
-    assert all(mode["steps"] == 3 for mode in record["modes"])
+    assert all(mode["steps"] == 8 for mode in record["modes"])
     assert json.loads((out / "compare.json").read_text())["suspect"] == "suspect"
     assert (out / "report.html").is_file()
     assert f"in {out}" in done.stderr

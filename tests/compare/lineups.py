@@ -93,7 +93,7 @@ class Broken:
 
     step: int
 
-    def attach(self, workload: Workload) -> None:
+    def attach(self, workload: Workload, *, fresh: bool = True) -> None:
         pass
 
     def detach(self) -> None:

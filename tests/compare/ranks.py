@@ -127,7 +127,7 @@ def _damaged(rank: int, folder: Path) -> Any:
 
 def _whole(rank: int, folder: Path) -> Any:
     """The command on all ranks, the first one wrong."""
-    command = ["compare", "--cpu", "--suspect-rank", "0", "--steps", "2", "--simulate", FAULT, *TINY]
+    command = ["compare", "--cpu", "--suspect-rank", "0", "--steps", "8", "--simulate", FAULT, *TINY]
     command += ["--mode", "lock-step", "--mode", "free"]
     done = CliRunner().invoke(cli, [*command, "--out", str(folder / "whole")])
     return [done.exit_code, done.stdout, done.stderr, _trace(done.exception)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bitwitness.compare.checking import check_participants, check_work, repeats
+from bitwitness.compare.checking import check_participants, check_seat, check_work, repeats
 from bitwitness.compare.exchange import Alone
 from bitwitness.compare.lineup import Seat
 from bitwitness.compare.participant import Fault
@@ -22,6 +22,7 @@ from bitwitness.compare.settings import Settings
 from bitwitness.compare.workload import Make, Workload
 from bitwitness.errors import ConfigurationError
 from bitwitness.runfiles.answers import Device
+from tests.compare.lineups import make_with, rows, squared
 
 CPU = torch.device("cpu")
 SETTINGS = Settings("test", "tiny", steps=4)
@@ -182,7 +183,7 @@ def test_only_one_device_does_not_repeat() -> None:
 
         count = 0
 
-        def attach(self, workload: Workload) -> None:
+        def attach(self, workload: Workload, *, fresh: bool = True) -> None:
             self.count += 1
             with torch.no_grad():
                 list(workload.model.parameters())[-1].mul_(0).add_(self.count)
@@ -278,7 +279,7 @@ def test_references_that_differ_from_the_start_are_told() -> None:
     class Other:
         """A device that repeats, and is wrong."""
 
-        def attach(self, workload: Workload) -> None:
+        def attach(self, workload: Workload, *, fresh: bool = True) -> None:
             with torch.no_grad():
                 list(workload.model.parameters())[-1].add_(1)
 
@@ -291,3 +292,20 @@ def test_references_that_differ_from_the_start_are_told() -> None:
 
     (said,) = check_work(seats(making(), fault=Other()), SETTINGS, Alone())
     assert "reference-2 and leader-1 differ in initial weights: 2.bias" in said
+
+
+class Unlike(nn.Module):
+    """Asks whether somebody has hooks on it, and computes otherwise then, as fast paths do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y * 1.5 if self.inner._forward_hooks else y
+
+
+def test_work_that_is_trained_otherwise_when_it_is_watched_is_refused() -> None:
+    found = check_seat(seats(make_with(Unlike, rows, squared))[1], SETTINGS)
+    assert "trained otherwise when its modules have hooks: inner.weight" in found.problem

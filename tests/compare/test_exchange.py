@@ -74,7 +74,7 @@ def test_the_command_on_three_ranks(seen: dict[str, Any], folder: Path) -> None:
         assert code == 1, (err, trace)
     suspect, leader, other = seen["whole"]
     assert (
-        "DIFFERS (simulated fault, a drill): suspect differs from 2 references that agree, in 2 of 2 steps" in leader[1]
+        "DIFFERS (simulated fault, a drill): suspect differs from 2 references that agree, in 8 of 8 steps" in leader[1]
     )
     assert not suspect[1]
     assert not other[1]
@@ -98,6 +98,6 @@ def test_what_was_killed_can_be_read(seen: dict[str, Any], folder: Path) -> None
     assert not (folder / "killed" / "report.json").exists()
     done = CliRunner().invoke(cli, ["compare", "show", str(folder / "killed")])
     assert done.exit_code == 0, done.output
-    assert "DIFFERS" in done.stdout
+    assert "NOT CHARACTERISED" in done.stdout, "two steps are too few to call anybody wrong"
     assert "UNFINISHED" in done.stdout
     assert "the suspect has done 2 of 9 steps" in done.stdout

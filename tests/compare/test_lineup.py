@@ -19,6 +19,7 @@ from bitwitness.compare.lineup import Lineup
 from bitwitness.compare.participant import Runner
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.simulated import Simulated
+from bitwitness.compare.workload import Workload
 from bitwitness.errors import ConfigurationError
 from bitwitness.guard.rewind import RandomState
 from tests.compare.lineups import (
@@ -239,7 +240,7 @@ class Turns(nn.Module):
 class OtherWay:
     """In step 1 the branch is decided wrongly."""
 
-    def attach(self, workload: Any) -> None:
+    def attach(self, workload: Any, *, fresh: bool = True) -> None:
         self.model = workload.model
 
     def detach(self) -> None:
@@ -400,7 +401,7 @@ class WrongThenBroken(Broken):
         super().__init__(step)
         self._fault = Simulated("fwd_out:first.up @ every=1 : n=2 -> set=9.0 ; permanent", 5)
 
-    def attach(self, workload: Any) -> None:
+    def attach(self, workload: Any, *, fresh: bool = True) -> None:
         self._fault.attach(workload)
         optimizer = workload.all_optimizers[0]
         optimizer.register_step_pre_hook(lambda *_: self._break())
@@ -429,3 +430,82 @@ def test_who_alone_is_led_to_work_that_cannot_be_is_lost_alone(tmp_path: Path) -
     files = compared(tmp_path, fault, make=make_with(Tiny, rows, loss), globs=["head"])
     assert account(files, "suspect", "free").ended.startswith("step 2: ConfigurationError: loss_fn returned [6, 3]")
     assert account(files, "reference-1", "free").ended == "done"
+
+
+class Remembers(nn.Module):
+    """Keeps a mean where nobody looks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(12, 12)
+        self.down = nn.Linear(12, 3)
+        self.mean = torch.zeros(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(dim=0)
+        y: Tensor = self.down(h + self.mean)
+        return y
+
+
+class Spoils:
+    """One event, in what is kept elsewhere."""
+
+    def attach(self, workload: Any, *, fresh: bool = True) -> None:
+        self.model = workload.model
+
+    def detach(self) -> None:
+        pass
+
+    def during(self, step: int) -> Any:
+        if step == 5:
+            self.model.mean += 1.0
+        return torch.enable_grad()
+
+
+def test_what_a_workload_keeps_elsewhere_carries_one_event_to_no_verdict(tmp_path: Path) -> None:
+    make = make_with(Remembers, rows, squared)
+    files = compared(tmp_path, {"suspect": Spoils()}, make=make, modes=["lock-step", "parameters"], steps=32)
+    assert {step for step, _, _ in wrong(files)} == {5, 6, 7}, "at step 8 the work is made anew"
+    assert wrong(files, "reference-1") == []
+    result = judge(files, "suspect")
+    assert result.outcome == "not characterised"
+    assert "seen 1 time," in result.sentence
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "bfloat16"])
+def test_work_that_is_made_anew_goes_on_bit_for_bit(kind: str) -> None:
+    def make(device: torch.device, seed: int) -> Workload:
+        one = tiny(device, seed)
+        if kind == "bfloat16":
+            one.model.to(torch.bfloat16)
+        optimizer: Any = torch.optim.SGD(one.model.parameters(), 0.1, momentum=0.9)
+        if kind != "sgd":
+            optimizer = torch.optim.AdamW(one.model.parameters(), 0.01, amsgrad=True)
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        return Workload(one.model, optimizer, squared, lambda step: rows(step).to(dtype))
+
+    plain, anew = (Runner(seats({}, make)[0], "free", Settings("x", "tiny", steps=9), None) for _ in range(2))
+    for step in range(6):
+        for optimizer in (plain.workload.all_optimizers[0], anew.workload.all_optimizers[0]):
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + step // 2)
+        before = anew.workload.model
+        anew.begin_anew(step)
+        assert anew.workload.model is not before
+        one, other = plain.record(step), anew.record(step)
+        assert not one.lost
+        for (site, tensor), (site_too, tensor_too) in zip(one.entries.items(), other.entries.items(), strict=True):
+            assert (site.module, site.tensor) == (site_too.module, site_too.tensor)
+            assert torch.equal(tensor, tensor_too), site
+
+
+def test_work_that_is_made_otherwise_the_second_time_is_lost() -> None:
+    made: list[int] = []
+
+    def make(device: torch.device, seed: int) -> Workload:
+        made.append(seed)
+        return tiny(device, seed) if len(made) == 1 else odd(device, seed)
+
+    runner = Runner(seats({}, make)[0], "lock-step", Settings("x", "tiny", steps=9), None)
+    runner.begin_anew(1)
+    assert "other parameters, buffers or optimizers when it is made a second time" in runner.lost

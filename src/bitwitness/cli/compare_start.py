@@ -489,7 +489,8 @@ class _Comparison:
             return
         from bitwitness.compare import bundling
 
-        self.screen.print(styled("looking for the operation that is wrong, and its smallest operands"))
+        if self.leads:
+            self.screen.print(styled("looking for the operation that is wrong, and its smallest operands"))
         asked.at_once = True
         try:
             refresh_folder(self.files.journals)

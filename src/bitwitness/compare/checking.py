@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitwitness.compare import hooks
 from bitwitness.compare.exchange import Exchange
 from bitwitness.compare.lineup import settled
 from bitwitness.compare.participant import Runner, Seat
@@ -152,6 +153,8 @@ def check_seat(seat: Seat, settings: Settings) -> Checked:
             checked.digests = _tried(seat, settings, evaluate=who.role == "leader" and "free" in settings.modes)
             again = _tried(seat, settings, evaluate=False)
             checked.problem = _first_difference(checked.digests, again)
+            if who.role == "leader" and not checked.problem:
+                _check_watching(seat, settings)
             checked.here = True
     except BitwitnessError as error:
         checked.problem = str(error)
@@ -209,6 +212,28 @@ def _tried(seat: Seat, settings: Settings, *, evaluate: bool) -> _Digests:
     finally:
         runner.end("tried")
     return found
+
+
+def _check_watching(seat: Seat, settings: Settings) -> None:
+    """Whether the work is the same when nobody looks.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    watched, plain = _made(seat, settings), _made(seat, settings)
+    try:
+        for at in range(STEPS):
+            watched.compute(at, _nothing)
+            with hooks.unwatched():
+                plain.compute(at, _nothing)
+        hooks.check_unchanged(parameters_of(watched.workload.model), parameters_of(plain.workload.model))
+    finally:
+        watched.end("tried")
+        plain.end("tried")
+
+
+def _nothing(site: Site, tensor: Tensor) -> None:
+    """Shown, and left as it is."""
 
 
 def _weights(runner: Runner) -> _Digests:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitwitness.compare.intervals import spearman
+from bitwitness.compare.intervals import caution, spearman
 from bitwitness.compare.judging_answers import results
 from bitwitness.compare.judging_rows import BETWEEN, control_series, rows, series
 from bitwitness.compare.judging_steps import Seen, Steps, place, read
 from bitwitness.compare.patterns import Struck, look
-from bitwitness.compare.records import MODES, Account, CompareFiles, Mode, Participant
+from bitwitness.compare.records import MODES, Account, CompareFiles, Mode, Participant, begins_anew
 from bitwitness.compare.results import ModeResult, Outcome, Patterns, Point, Result, Row
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles.files import read_json
@@ -81,7 +81,7 @@ def judged(
             if mine is not None:
                 modes.append(_Mode.of(mode, some, leader, mine))
     made = tuple(one.result(control, asked, confidence) for one in modes)
-    outcome, sentence = _outcome(who, leader, others, modes, made, confidence)
+    outcome, sentence = _outcome(who, leader, others, modes, made, asked, confidence)
     return Result(
         suspect=who,
         references=(*((leader,) if leader is not None else ()), *others),
@@ -219,6 +219,7 @@ def _outcome(
     references: Sequence[Participant],
     modes: Sequence[_Mode],
     made: Sequence[ModeResult],
+    asked: Mapping[str, Any],
     confidence: float,
 ) -> tuple[Outcome, str]:
     """Whatever keeps one from saying something comes first, but a suspect that is seen to differ did not merely stop."""
@@ -227,7 +228,7 @@ def _outcome(
         return "not characterised", unable
     if any(one.differing or one.answers_otherwise() for one in modes):
         said = _differs(suspect, references, modes, made)
-        alone = _Alone.of(leader, references, modes)
+        alone = _Alone.of(leader, references, modes, made[0].asked)
         return ("differs", said) if alone.convinces() else ("not characterised", f"{said}. {alone.doubt()}")
     for one in modes:
         if one.steps.differs_uncounted():
@@ -243,6 +244,9 @@ def _outcome(
                 f"{leader.name if leader else 'the leader'} did not come to its end ({one.mode}), and nothing was wrong with "
                 f"{suspect.name} until then: {one.mine.ended.removeprefix(_WITHOUT_LEADER)}"
             )
+    unfinished = _unfinished(modes, made, asked)
+    if unfinished:
+        return "not characterised", f"{unfinished}; nothing was wrong with {suspect.name} in {_steps_that_count(modes)}"
     for one in [one for one in modes if one.counted][:1]:  # the one that says most
         void = len(one.steps.seen) - len(one.counted)
         if void > len(one.counted):
@@ -251,6 +255,22 @@ def _outcome(
                 f"wrong in those that do. Compare {suspect.name} with other references"
             )
     return "nothing seen", _nothing(suspect, modes, made, confidence)
+
+
+def _unfinished(modes: Sequence[_Mode], made: Sequence[ModeResult], asked: Mapping[str, Any]) -> str:
+    """What of that which was asked for the suspect has not done; "" for nothing."""
+    wanted = asked.get("modes") or ()
+    missing = [mode for mode in MODES if mode in wanted and mode not in {one.mode for one in modes}]
+    if missing:
+        return f"{', '.join(missing)}: not begun yet, or its journal is lost"
+    for one, result in zip(modes, made, strict=True):
+        if len(one.steps.seen) < result.asked:
+            return f"{one.mode}: {len(one.steps.seen):,} of {result.asked:,} steps are on record"
+    return ""
+
+
+def _steps_that_count(modes: Sequence[_Mode]) -> str:
+    return f"the {sum(len(one.counted) for one in modes):,} steps that count so far"
 
 
 def _unable(
@@ -337,6 +357,30 @@ def _nothing(suspect: Participant, modes: Sequence[_Mode], made: Sequence[ModeRe
     )
 
 
+class _Events:
+    """How often something began: what goes on from one step to the next may be one event, until the work was made anew.
+
+    What comes in the same step of two modes is counted once: both do the same work there. A free run has one event.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._begun: set[int] = set()
+
+    def add(self, mode: Mode, struck: Sequence[int]) -> None:
+        ordered = sorted(struck)
+        known = set(ordered)
+        for step in ordered:
+            if step - 1 not in known or begins_anew(mode, step, self._steps):
+                self._begun.add(step)
+                if mode == "free":
+                    return
+
+    @property
+    def count(self) -> int:
+        return len(self._begun)
+
+
 @dataclass(frozen=True, slots=True)
 class _Alone:
     """Whether it is the suspect that is wrong, and not the work that now and then does not repeat.
@@ -345,8 +389,8 @@ class _Alone:
     runs it, so that its errors fall on each participant alike. The chance that so many of all fall on the suspect must be small.
 
     Attributes:
-        mine: steps in which the suspect alone was wrong; of a free run one, since all that follows it is the same event.
-        others: steps in which references differed, likewise.
+        mine: how often the suspect alone began to be wrong, see `_Events`.
+        others: how often references did.
         participants: devices on which they may fall.
         steps: in which the mine were seen.
     """
@@ -357,16 +401,21 @@ class _Alone:
     steps: int
 
     @classmethod
-    def of(cls, leader: Participant | None, references: Sequence[Participant], modes: Sequence[_Mode]) -> _Alone:
-        mine = others = steps = 0
+    def of(
+        cls, leader: Participant | None, references: Sequence[Participant], modes: Sequence[_Mode], steps: int
+    ) -> _Alone:
+        mine = _Events(steps)
+        others = _Events(steps)
+        counted = 0
         for one in modes:
-            odd = sum(reading == "references differ" for reading in one.steps.reading.values())
-            free = one.mode == "free"
-            mine += int(bool(one.differing) or one.answers_otherwise()) if free else len(one.differing)
-            others += min(1, odd) if free else odd
-            steps += 0 if free else len(one.counted)
+            odd = [step for step, reading in one.steps.reading.items() if reading == "references differ"]
+            others.add(one.mode, odd)
+            mine.add(one.mode, [seen.step.step for seen in one.differing])
+            if one.answers_otherwise():
+                mine.add("free", [steps])
+            counted += 0 if one.mode == "free" else len(one.counted)
         devices = {place(one) for one in (*references, *((leader,) if leader is not None else ()))}
-        return cls(mine, others, len(devices) + 1, steps)
+        return cls(mine.count, others.count, len(devices) + 1, counted)
 
     def convinces(self) -> bool:
         """Chance would not have it so."""
@@ -398,6 +447,9 @@ def _notes(one: _Mode, result: ModeResult) -> list[str]:
     ]
     if result.void:
         notes.append(f"{mode}: {result.void:,} of {len(steps.seen):,} steps do not count: {_why_void(steps)}")
+    uneven = caution([(point.mismatches, point.elements) for point in result.series if not point.void])
+    if uneven and mode == "lock-step":
+        notes.append(f"{mode}: {uneven}")
     if steps.agreeing:
         notes.append(
             f"{mode}: {', '.join(sorted(steps.agreeing))} gave the same other answer in some steps; these are not counted"

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bitwitness.compare.records import Account, Difference, Mode, Participant, Site, Step
+from bitwitness.compare.records import BORDERS_OF_BACKWARD, Account, Difference, Mode, Participant, Site, Step
 
 Reading = Literal["counts", "references differ", "nobody confirms", "others agree", "other batch"]
 """Of a step: it counts, or why not."""
@@ -152,7 +152,10 @@ class _Reader:
     def seen(self, step: int, wanted: frozenset[Site]) -> Seen:
         record, mine = self.steps[step], self.site_set(step)
         differing = {self._account.sites[one.site]: one for one in record.differences}
-        return Seen(record, self.sites(step), wanted - mine if wanted is not mine else frozenset(), differing)
+        missing = wanted - mine if wanted is not mine else frozenset[Site]()
+        if self.who.simulated:  # what plays a fault reaches into the backward, and has other borders there
+            missing = frozenset(site for site in missing if site.phase not in BORDERS_OF_BACKWARD)
+        return Seen(record, self.sites(step), missing, differing)
 
 
 def _all_sites(step: int, leader: _Reader | None, references: Mapping[str, _Reader]) -> frozenset[Site]:

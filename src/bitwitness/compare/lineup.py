@@ -14,7 +14,7 @@ import torch
 
 from bitwitness.compare.exchange import Alone, Exchange
 from bitwitness.compare.participant import Fault, Runner, Seat
-from bitwitness.compare.records import CompareFiles, Mode
+from bitwitness.compare.records import CompareFiles, Mode, begins_anew
 from bitwitness.compare.settings import Settings
 from bitwitness.compare.tape import Tape
 from bitwitness.guard.rewind import deterministic, random_state_kept
@@ -62,6 +62,9 @@ class Lineup:
                 runners.append(Runner(seat, mode, self.settings, journal))
             leader = next((one for one in runners if one.seat.participant.role == "leader"), None)
             for step in range(self.settings.steps):
+                if begins_anew(mode, step, self.settings.steps):
+                    for runner in runners:
+                        runner.begin_anew(step)
                 tape = self.exchange.share(None if leader is None else leader.record(step))
                 self._follow(runners, step, tape)
                 if progress is not None:
@@ -70,8 +73,9 @@ class Lineup:
                     break
             why = "done"
         finally:
-            for runner in runners:
-                runner.end(why)
+            with ExitStack() as stack:  # all of them, whatever one ends in
+                for runner in reversed(runners):
+                    stack.callback(runner.end, why)
 
     def _follow(self, runners: Sequence[Runner], step: int, tape: Tape) -> None:
         """In another order at each step: what a process does differently the third time it is asked is nobody's fault."""

@@ -184,10 +184,10 @@ class Watched:
         self._fault = fault
         self.recording: Recording | None = None
 
-    def attach(self, workload: Workload) -> None:
+    def attach(self, workload: Workload, *, fresh: bool = True) -> None:
         """See `Fault`."""
         if self._fault is not None:
-            self._fault.attach(workload)
+            self._fault.attach(workload, fresh=fresh)
 
     def detach(self) -> None:
         """See `Fault`."""

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from bitwitness.compare import hooks
 from bitwitness.compare.differing import difference, distance, ranges, spread, squares
-from bitwitness.compare.records import Difference, Mode, Participant, Phase, Site, Step
+from bitwitness.compare.records import BORDERS_OF_BACKWARD, Difference, Mode, Participant, Phase, Site, Step
 from bitwitness.compare.settings import Settings
+from bitwitness.compare.stored import Stored
 from bitwitness.compare.tape import Tape, can_be_compared, host, site_of
 from bitwitness.compare.users_code import no_exit, said
 from bitwitness.compare.workload import Make, Workload
@@ -46,8 +47,8 @@ matters there are gradients and parameters."""
 class Fault(Protocol):
     """A fault that is played on a participant, see `simulated`."""
 
-    def attach(self, workload: Workload) -> None:
-        """A mode begins, with a workload that was made anew."""
+    def attach(self, workload: Workload, *, fresh: bool = True) -> None:
+        """A mode begins, with a workload that was made anew; or, not `fresh`, it goes on in one."""
 
     def during(self, step: int) -> AbstractContextManager[None]:
         """Entered around a step, before any hooks are placed."""
@@ -100,10 +101,7 @@ class Runner:
         self.lost = ""
         self.control = seat.participant.role == "control"
         self._seed = settings.seed + 1 if self.control else settings.seed
-        with on(seat.device):
-            self.workload = seat.make(seat.device, self._seed)
-        self._model = inner(self.workload.model)
-        self._modules = hooks.chosen(self.workload.model, settings.globs)
+        self._make()
         self._sites: dict[Site, int] = {}
         self._layouts: dict[tuple[int, ...], int] = {}
         self._ranges: dict[int, Tensor] = {}
@@ -114,6 +112,28 @@ class Runner:
         self._kept = 0
         if seat.fault is not None:
             seat.fault.attach(self.workload)
+
+    def _make(self) -> None:
+        with on(self.seat.device):
+            self.workload: Workload = self.seat.make(self.seat.device, self._seed)
+        self._model = inner(self.workload.model)
+        self._modules = hooks.chosen(self.workload.model, self._settings.globs)
+
+    def begin_anew(self, step: int) -> None:
+        """Make the workload anew, with what is stored in parameters, buffers and optimizers as it was (see `records.begins_anew`)."""
+        if not self.lost:
+            self._guarded(step, self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        stored = Stored.of(self.workload)
+        if self.seat.fault is not None:
+            self.seat.fault.detach()
+        del self.workload, self._model, self._modules  # a device need not hold two
+        self._make()
+        with on(self.seat.device):
+            stored.put_back(self.workload)
+        if self.seat.fault is not None:
+            self.seat.fault.attach(self.workload, fresh=False)
 
     # A step ----------------------------------------------------------------------------------------------------------
 
@@ -276,6 +296,9 @@ class Runner:
         """Where all results are made equal again, only the control flow between them can part: on a number read from the device."""
         known = list(self._sites)
         missing = tape.entries.keys() - {known[number] for number in seen.layout}
+        if self.seat.participant.simulated:  # what plays it reaches into the backward, and has other borders there
+            missing = {site for site in missing if site.phase not in BORDERS_OF_BACKWARD}
+            seen.strangers = [one for one in seen.strangers if " grad_" not in one]
         if not missing and not seen.strangers:
             return ""
         what = (

@@ -34,6 +34,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 gradient that arrives at it on the way back; the one that it passes on; those of its parameters; parameters after the update; the
 state of the optimizer and buffers after it; and of these what the leader's step has left as it was, which nobody computed."""
 
+BORDERS_OF_BACKWARD: tuple[Phase, ...] = ("grad_out", "grad_in")
+
 WordClass = Literal["zero", "special", "sign", "stale", "moved", "other"]
 CLASSES: tuple[WordClass, ...] = get_args(WordClass)
 """Of a wrong element, the first that holds: it is 0 and the right one is not; NaN or infinite; the right one negated; what the right one in this place was in the
@@ -42,6 +44,19 @@ step before; the right one of another place of the same tensor; none of these.""
 DECADES: tuple[float, ...] = (0.0, 1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1e4, 1e6, 1e9)
 """Lower ends of the ranges of magnitude by which right values are counted: the first holds exact zeros only, the second whatever is
 smaller than the third's lower end, the last all above, with what is not finite."""
+
+
+_BEGINNINGS = 8
+
+
+def begins_anew(mode: Mode, step: int, steps: int) -> bool:
+    """Whether all workloads are made anew before this step, with what is stored carried over and nothing else.
+
+    What a workload keeps elsewhere, a mean in a plain attribute or a cache, would carry one event on through all steps that follow. Who
+    is wrong again after it was made anew is wrong a second time. At least eight times in a run; in the free run never, since nothing is
+    made equal there.
+    """
+    return mode != "free" and step > 0 and step % max(1, steps // _BEGINNINGS) == 0
 
 
 @dataclass(frozen=True, slots=True)

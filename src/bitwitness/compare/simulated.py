@@ -115,14 +115,19 @@ class Simulated:
             f"{one.fault}: {one.why_not}" for one in (*self._on_modules, *self._on_operations) if not one.landed
         )
 
-    def attach(self, workload: Trained) -> None:
-        """Reach into a workload, as a device that has struck nothing yet. Before anybody else puts hooks on its model.
+    def attach(self, workload: Trained, *, fresh: bool = True) -> None:
+        """Reach into a workload, before anybody else puts hooks on its model.
+
+        Args:
+            workload: which.
+            fresh: as a device that has struck nothing yet; False: as the one that it was, in a workload that was made anew.
 
         Raises:
             ConfigurationError: a fault is impossible in it, e.g. no such module.
         """
         self.detach()
-        self._begin()
+        if fresh:
+            self._begin()
         if self._on_modules:
             injector = Injector(
                 self._on_modules, workload.model, workload.optimizers, rank=0, world_size=1, listens=False
