@@ -8,7 +8,6 @@ survive a fork.
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import logging
 import os
@@ -143,15 +142,6 @@ def _run(spec: Spec, rank: int, listener: socket.socket) -> None:
             results.flush()
             if spec.process_group:
                 dist.barrier()
-                _end_groups()
-
-
-def _end_groups() -> None:
-    """End what a guard leaves behind, one that a process has for life: of each group a thread looks a hundred times a second for news."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-    gc.collect()
 
 
 def _seen(spec: Spec, scenario: Scenario, rank: int) -> dict[str, object]:
@@ -170,6 +160,4 @@ def _seen(spec: Spec, scenario: Scenario, rank: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     assert bitwitness.__version__
-    gc.collect()
-    gc.freeze()  # no collection in a rank touches, and so copies, what all of them share
     serve(int(sys.argv[1]))

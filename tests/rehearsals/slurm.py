@@ -114,7 +114,7 @@ class Job:
 
     def weights(self) -> dict[str, str]:
         """The digest of each rank's weights."""
-        return {file.name: file.read_text() for file in sorted(self.out.iterdir()) if "." not in file.name}
+        return {file.name: file.read_text() for file in sorted(self.out.glob("rank-*")) if "." not in file.name}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """What its supervisor has noted, of one kind."""
