@@ -20,7 +20,7 @@ from bitwitness.compare.tape import Tape
 from bitwitness.guard.rewind import deterministic, random_state_kept
 from bitwitness.scan.work import CUBLAS
 
-__all__ = ["Fault", "Lineup", "Runner", "Seat"]
+__all__ = ["Fault", "Lineup", "Progress", "Runner", "Seat", "one_thread", "settled"]
 
 Progress = Callable[[Mode, int], None]
 """Is told after each step: the mode, and how many steps of it are done."""

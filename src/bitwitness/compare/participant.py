@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -76,9 +76,10 @@ class Seat:
 class _Seen:
     """What a follower has collected in one step."""
 
-    layout: list[int] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
-    gradient: dict[Site, float] = field(default_factory=dict)
+    gradient: list[float] = field(default_factory=list)
+    gradient_lost: bool = False
     drift: float = 0.0
     strangers: list[str] = field(default_factory=list)
 
@@ -155,9 +156,10 @@ class Runner:
             if self.mode == "lock-step":
                 seen = ranges(tensor)
                 self._ranges[number] = self._ranges[number] + seen if number in self._ranges else seen
-        layout = self._layout([self._sites[site] for site in tape.entries])
-        weights = math.sqrt(sum(squares(one) for site, one in tape.entries.items() if site.phase == "update"))
-        self._write(Step(step, layout, time.monotonic() - start, _finite(loss), weights=weights))
+        tape.gradient = _squares(tape, "grad_w")
+        tape.weights = _squares(tape, "update")
+        spent, layout = time.monotonic() - start, self._layout(tape.entries)
+        self._write(Step(step, layout, spent, _finite(loss), weights=math.sqrt(tape.weights)))
         return tape
 
     def _as_computed(self, site: Site, value: Tensor) -> Site:
@@ -181,21 +183,18 @@ class Runner:
             self.lost = self._went_another_way(step, tape, seen)
         if self.lost and not seen.differences:
             return  # else what was wrong before it broke off must not be lost with it
-        signal = sum(squares(one) for site, one in tape.entries.items() if site.phase == "grad_w")
         drifted = not self.lost and any(site.phase == "update" for site in tape.entries)
         # What was to be computed and never came is no agreement: the layout says what was compared.
         self._write(
             Step(
                 step,
-                self._layout(seen.layout),
+                self._layout(seen.sites),
                 time.monotonic() - start,
                 _finite(loss),
-                gradient_noise=None if self.control or self.lost else _ratio(math.fsum(seen.gradient.values()), signal),
-                gradient_lost=any(self._is_lost(one) for one in seen.differences),
+                gradient_noise=None if self.control or self.lost else _ratio(math.fsum(seen.gradient), tape.gradient),
+                gradient_lost=seen.gradient_lost,
                 drift=_finite(math.sqrt(seen.drift)) if drifted else None,
-                weights=math.sqrt(sum(squares(one) for site, one in tape.entries.items() if site.phase == "update"))
-                if drifted
-                else None,
+                weights=math.sqrt(tape.weights) if drifted else None,
                 differences=tuple(seen.differences),
             )
         )
@@ -242,7 +241,7 @@ class Runner:
         return self.mode == "lock-step" or step % max(1, self._settings.steps // _BORDERS_SHOWN) == 0
 
     def _show_state(self, show: hooks.Show) -> None:
-        """Parameters and, unless nothing is made equal again, all that goes into the next update."""
+        """Parameters, buffers and, unless nothing is made equal again, the state of optimizers."""
         parameters = parameters_of(self.workload.model)
         for name, parameter in parameters.items():
             self._put_named(show, "update", name, parameter)
@@ -276,7 +275,7 @@ class Runner:
         if self.control:
             return None  # of other data: only its way is compared
         number = self._number(site)
-        seen.layout.append(number)
+        seen.sites.append(site)
         previous = self._previous.entries.get(site) if self._previous is not None else None
         together = self.mode == "lock-step"
         if together:
@@ -288,14 +287,14 @@ class Runner:
         self._kept += len(found.elements)
         seen.differences.append(found)
         if site.phase == "grad_w":
-            seen.gradient[site] = found.noise
+            seen.gradient.append(found.noise)
+            seen.gradient_lost |= found.nonfinite > 0
         synchronised = together or (self.mode == "parameters" and site.phase in (*_STORED, "memory"))
         return expected if synchronised else None
 
     def _went_another_way(self, step: int, tape: Tape, seen: _Seen) -> str:
         """Where all results are made equal again, only the control flow between them can part: on a number read from the device."""
-        known = list(self._sites)
-        missing = tape.entries.keys() - {known[number] for number in seen.layout}
+        missing = tape.entries.keys() - set(seen.sites)
         if self.seat.participant.simulated:  # what plays it reaches into the backward, and has other borders there
             missing = {site for site in missing if site.phase not in BORDERS_OF_BACKWARD}
             seen.strangers = [one for one in seen.strangers if " grad_" not in one]
@@ -312,9 +311,6 @@ class Runner:
         left = max(0, _KEPT_IN_ALL - self._kept)
         return min(self._settings.keep, max(1, left // 64))
 
-    def _is_lost(self, one: Difference) -> bool:
-        return one.nonfinite > 0 and list(self._sites)[one.site].phase == "grad_w"
-
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def _number(self, site: Site) -> int:
@@ -323,11 +319,11 @@ class Runner:
             self._append("site", {"site": asdict(site)})
         return self._sites[site]
 
-    def _layout(self, numbers: list[int]) -> int:
-        key = tuple(numbers)
+    def _layout(self, sites: Iterable[Site]) -> int:
+        key = tuple(self._sites[site] for site in sites)
         if key not in self._layouts:
             self._layouts[key] = len(self._layouts)
-            self._append("layout", {"sites": numbers})
+            self._append("layout", {"sites": key})
         return self._layouts[key]
 
     def _write(self, step: Step) -> None:
@@ -400,6 +396,10 @@ def clock_of(device: torch.device) -> float | None:
     with contextlib.suppress(Exception):  # as for its temperature
         return float(torch.cuda.clock_rate(device))
     return None
+
+
+def _squares(tape: Tape, phase: Phase) -> float:
+    return sum(squares(one) for site, one in tape.entries.items() if site.phase == phase)
 
 
 def _finite(number: float | None) -> float | None:

@@ -25,11 +25,14 @@ class Tape:
         step: which.
         entries: what was compared, in the order in which it was computed; contiguous, on the CPU, complex numbers as pairs.
         lost: why the leader computes no more; "" while it does. Then there are no entries.
+        gradient, weights: ‖g‖² and ‖w‖² of the step, summed once for all who follow.
     """
 
     step: int
     entries: dict[Site, Tensor] = field(default_factory=dict)
     lost: str = ""
+    gradient: float = 0.0
+    weights: float = 0.0
 
 
 def host(tensor: Tensor) -> Tensor:
