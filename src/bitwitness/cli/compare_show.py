@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from bitwitness.cli.output import plain, print_json
+from bitwitness.cli.runs import not_one
 from bitwitness.compare import judging, report
 from bitwitness.compare.records import CompareFiles
 from bitwitness.compare.settings import Settings
@@ -59,11 +60,7 @@ def record_of(directory: Path, suspect: str | None = None) -> dict[str, Any]:
             raise RunFilesError(f"--suspect {suspect!r:.60}: the report of {directory} is about {name}")
         return written
     if not files.asked.is_file():
-        what = "is no directory of a comparison (no compare.json)" if directory.is_dir() else "is not a directory"
-        what = what if directory.exists() else "does not exist"
-        found = sorted(path.parent.name for path in directory.glob("*/compare.json")) if directory.is_dir() else []
-        hint = f"; comparisons in it: {', '.join(found[-8:])}" if found else ""
-        raise RunFilesError(f"{directory} {what}{hint}")
+        raise not_one(directory, "comparison", "compare.json")
     try:
         asked = read_json(files.asked)
         settings = Settings.from_json(asked)

@@ -63,3 +63,12 @@ def open_run(directory: Path, also: str = "") -> RunFiles:
     if (directory / "run.json").exists():
         files.read_run()  # a damaged or foreign run must not read as one without incidents
     return files
+
+
+def not_one(directory: Path, kind: str, file: str) -> RunFilesError:
+    """That this is no directory of a kind, e.g. `scan`, because it lacks a file; names those that are in it."""
+    what = f"is no directory of a {kind} (no {file})" if directory.is_dir() else "is not a directory"
+    what = what if directory.exists() else "does not exist"
+    found = sorted(path.parent.name for path in directory.glob(f"*/{file}")) if directory.is_dir() else []
+    hint = f"; {kind}s in it: {', '.join(found[-8:])}" if found else ""
+    return RunFilesError(f"{directory} {what}{hint}")

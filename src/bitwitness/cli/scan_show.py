@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from bitwitness.cli.output import styled
+from bitwitness.cli.runs import not_one
 from bitwitness.errors import RunFilesError
 from bitwitness.runfiles.answers import AnswerFiles
 from bitwitness.runfiles.files import read_json
@@ -39,11 +40,7 @@ def record_of(directory: Path) -> dict[str, Any]:
             raise RunFilesError(f"{files.result} is no result of a scan")
         return record
     if not files.scan.is_file():
-        what = "is no directory of a scan (no scan.json)" if directory.is_dir() else "is not a directory"
-        what = what if directory.exists() else "does not exist"
-        found = sorted(path.parent.name for path in directory.glob("*/scan.json")) if directory.is_dir() else []
-        hint = f"; scans in it: {', '.join(found[-8:])}" if found else ""
-        raise RunFilesError(f"{directory} {what}{hint}")
+        raise not_one(directory, "scan", "scan.json")
     asked = read_json(files.scan)
     settings = Settings.from_json(asked)
     running = lives(files, asked.get("coordinator"))
