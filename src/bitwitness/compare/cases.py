@@ -7,7 +7,7 @@ computed on any device, and read by a vendor who has torch and nothing of this p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class Case:
 
     def tensors(self) -> list[Tensor]:
         """All operands that are tensors, in order."""
-        return list(_tensors((self.args, *self.kwargs.values())))
+        return list(reproduce.tensors_of((self.args, *self.kwargs.values())))
 
     @property
     def elements(self) -> int:
@@ -151,14 +151,6 @@ def _compact(before: Tensor, tensor: Tensor) -> Tensor:
         return tensor
     back = [order.index(axis) for axis in range(len(order))]
     return tensor.permute(order).contiguous().permute(back) if order else tensor.clone()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
 
 
 def host(value: Any) -> Any:

@@ -153,7 +153,7 @@ class Recording(TorchDispatchMode):
             return f"{func} has {error}"
 
     def _check_size(self, given: Any) -> None:
-        size = sum(one.numel() * one.element_size() for one in cases._tensors((given[0], *given[1].values())))
+        size = sum(one.numel() * one.element_size() for one in reproduce.tensors_of((given[0], *given[1].values())))
         if size > LARGEST:
             raise CannotBeRepeated(f"{size} bytes of operands, more than the {LARGEST} that are kept")
 

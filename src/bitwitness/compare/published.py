@@ -20,9 +20,6 @@ Cell = tuple[Direction, Submodule]
 CELLS: tuple[Cell, ...] = tuple((way, part) for way in get_args(Direction) for part in get_args(Submodule))
 """Forward attention, forward FFN, backward attention, backward FFN: as the published table has them."""
 
-LARGEST_SEVERITY = 1e12
-"""How far a single element was off, relative to itself."""
-
 LARGEST_NOISE = 0.051
 """The largest noise-to-signal ratio of the gradient, of node 11."""
 

@@ -37,7 +37,6 @@ state of the optimizer and buffers after it; and of these what the leader's step
 BORDERS_OF_BACKWARD: tuple[Phase, ...] = ("grad_out", "grad_in")
 
 WordClass = Literal["zero", "special", "sign", "stale", "moved", "other"]
-CLASSES: tuple[WordClass, ...] = get_args(WordClass)
 """Of a wrong element, the first that holds: it is 0 and the right one is not; NaN or infinite; the right one negated; what the right one in this place was in the
 step before; the right one of another place of the same tensor; none of these."""
 

@@ -58,22 +58,23 @@ def placed(value: Any, device: torch.device) -> Any:
 
 def written(called: Any, args: Any, kwargs: Any, result: Any) -> list[Tensor]:
     """The tensors that an operation gives out or, where it gives nothing, those that it has written over."""
-    found = list(_tensors(result))
+    found = list(tensors_of(result))
     if not found and called._schema.is_mutable:
         named = [one.name for one in called._schema.arguments]
         given = dict(zip(named, args, strict=False)) | dict(kwargs)
         for one in called._schema.arguments:
             if one.alias_info is not None and one.alias_info.is_write:
-                found += _tensors(given.get(one.name))
+                found += tensors_of(given.get(one.name))
     return found
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one)
+            yield from tensors_of(one)
 
 
 def computed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> list[Tensor]:
